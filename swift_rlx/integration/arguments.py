@@ -1,0 +1,131 @@
+"""`RLHFArguments` with our algorithms and fields: what `swift rlhf`, YAML files and `rlhf_main(...)` parse into.
+
+`install(module)` runs right after `swift.arguments.rlhf_args` was executed and before anybody imported a name from
+it, so every part of ms-swift sees one class. Inside, `rlhf_type` is `grpo`, as ms-swift itself does for simpo: about
+twenty places branch on that string. The user's choice is kept in `rlx_type` and written back into args.json.
+
+No `from __future__ import annotations` here: ms-swift's parser evaluates the annotations in another module.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import Any, Literal, Optional, get_args, get_type_hints
+
+import swift_rlx
+from swift_rlx.errors import ConfigError, RlxError
+from swift_rlx.integration.algorithm_table import ALGORITHMS, NAMES, resolve
+from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, resolve_fields
+
+TRACEBACK_VARIABLE = "SWIFT_RLX_TRACEBACK"
+
+
+def install(module: ModuleType) -> None:
+    """Replace `module.RLHFArguments` by the widened class, and let our errors print as one sentence."""
+    module.RLHFArguments = widen(module.RLHFArguments)
+    if sys.excepthook is not _print_one_sentence:
+        _print_one_sentence.previous = sys.excepthook  # type: ignore[attr-defined]
+        sys.excepthook = _print_one_sentence
+
+
+def _print_one_sentence(
+    kind: type[BaseException], error: BaseException, traceback: Optional[TracebackType]
+) -> None:
+    """A user's mistake is told in one sentence; SWIFT_RLX_TRACEBACK=1 brings the traceback back."""
+    if isinstance(error, RlxError) and os.environ.get(TRACEBACK_VARIABLE) != "1":
+        sys.stderr.write(f"swift-rlx: error: {error}\n")
+    else:
+        _print_one_sentence.previous(kind, error, traceback)  # type: ignore[attr-defined]
+
+
+def widen(base: type) -> type:
+    """A subclass of ms-swift's RLHFArguments that knows our `rlhf_type`s and fields."""
+    stock_types: tuple[str, ...] = get_args(get_type_hints(base)["rlhf_type"])
+    choices = Literal[stock_types + NAMES]  # type: ignore[valid-type]
+
+    @dataclass
+    class RLHFArguments(RLXFields, base):  # type: ignore[valid-type, misc]
+        rlhf_type: choices = "dpo"  # type: ignore[valid-type]
+        rlx_type: Optional[str] = field(default=None, init=False)
+
+        def __post_init__(self) -> None:
+            if self.rlhf_type in NAMES:
+                _become_ours(self)
+            else:
+                _refuse_our_fields(self)
+            super().__post_init__()
+
+        def _import_external_plugins(self) -> None:
+            super()._import_external_plugins()
+            if self.rlx_type is not None:
+                from swift_rlx.integration.reward_names import check_reward_names
+
+                check_reward_names(self.reward_funcs)
+
+        def _check_teacher(self) -> None:
+            # Stock refuses one completion a prompt for every `grpo`; REINFORCE++ is defined for it.
+            if self.rlx_type is None:
+                super()._check_teacher()
+            else:
+                self._teacher_use_disable_adapter = False  # what stock sets when there is no teacher
+
+        def save_args(self, output_dir: Optional[str] = None) -> None:
+            with _as_the_user_wrote_it(self):
+                super().save_args(output_dir)
+
+    # ms-swift pickles arguments by name for spawned processes.
+    RLHFArguments.__module__, RLHFArguments.__qualname__ = base.__module__, base.__qualname__
+    RLHFArguments.__doc__ = base.__doc__
+    return RLHFArguments
+
+
+def _become_ours(args: Any) -> None:
+    from swift_rlx.integration.conflicts import check_conflicts
+    from swift_rlx.rewards import OnError
+
+    algorithm = resolve(args.rlhf_type)
+    if args.rlhf_type == "reinforce_plus_plus":
+        sys.stderr.write(
+            "swift-rlx: --rlhf_type reinforce_plus_plus is REINFORCE++ (reinforce_pp) here; ms-swift's"
+            " --advantage_estimator of that name subtracts the group mean and is nearer to reinforce_pp_baseline\n"
+        )
+    check_conflicts(args, algorithm)
+    resolve_fields(args, algorithm)
+    OnError.parse(args.reward_on_error)
+    if args.beta is None:
+        args.beta = algorithm.beta
+    if args.kl_in_reward is None:
+        args.kl_in_reward = algorithm.kl_in_reward
+    for name, fixed in algorithm.stock.items():
+        setattr(args, name, fixed)
+    args.rlx_type, args.rlhf_type = algorithm.name, "grpo"
+
+
+def _refuse_our_fields(args: Any) -> None:
+    changed = [name for name in FIELD_NAMES if getattr(args, name) != FIELD_DEFAULTS[name]]
+    if changed:
+        given = " ".join(f"--{name} {getattr(args, name)}" for name in changed)
+        raise ConfigError(
+            f"{given} belongs to swift-rlx and cannot be used with --rlhf_type {args.rlhf_type}; use one of"
+            f" {', '.join(ALGORITHMS)}, or drop it"
+        )
+
+
+@contextlib.contextmanager
+def _as_the_user_wrote_it(args: Any) -> Iterator[None]:
+    """Within the context `args.__dict__` shows the user's rlhf_type; for stock types, nothing of ours."""
+    before = dict(args.__dict__)
+    args.__dict__.pop("rlx_type", None)
+    if before.get("rlx_type") is None:
+        for name in FIELD_NAMES:
+            del args.__dict__[name]
+    else:
+        args.__dict__.update(rlhf_type=before["rlx_type"], swift_rlx_version=swift_rlx.__version__)
+    try:
+        yield
+    finally:
+        args.__dict__.clear()
+        args.__dict__.update(before)

@@ -1,0 +1,170 @@
+"""Stock arguments that cannot work with our algorithms, each refused in one sentence before the model is loaded.
+
+Every check reads the arguments as the user gave them, before ms-swift's own `__post_init__` fills in defaults; an
+argument that was left alone has its dataclass default and is never refused.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swift.utils import get_dist_setting, get_logger
+
+from swift_rlx.errors import ConfigError
+from swift_rlx.integration.algorithm_table import ALIASES, Algorithm
+
+logger = get_logger()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`argument` is refused when `applies(value)`; `advice` says what to use instead."""
+
+    argument: str
+    applies: Callable[[Any], bool]
+    advice: str
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None and value != [] and value is not False
+
+
+_OWN_LOSS = "{name} computes its own loss; drop the flag"
+REFUSALS = (
+    Refusal("loss_type", _is_set, "{name} has one loss, the paper's; drop the flag"),
+    Refusal("importance_sampling_level", lambda v: v != "token", _OWN_LOSS),
+    Refusal("top_entropy_quantile", lambda v: v < 1.0, _OWN_LOSS),
+    Refusal("delta", _is_set, "{name} clips with --epsilon and --epsilon_high; drop the flag"),
+    Refusal("use_liger_kernel", _is_set, "the fused kernel computes GRPO's loss; drop the flag"),
+    Refusal("advantage_reweight", _is_set, "it reweights GRPO's advantages; use --rlhf_type grpo for it"),
+    Refusal("sdar_loss_coef", lambda v: v > 0, "it adds to GRPO's loss; use --rlhf_type grpo for it"),
+    Refusal("chord_sft_dataset", _is_set, "CHORD adds to GRPO's loss; use --rlhf_type grpo for it"),
+    Refusal("teacher_model", _is_set, "distillation from a teacher is --rlhf_type gkd or grpo"),
+    Refusal("teacher_model_server", _is_set, "distillation from a teacher is --rlhf_type gkd or grpo"),
+    Refusal(
+        "rollout_importance_sampling_mode",
+        _is_set,
+        "rollouts are strictly on-policy, so there is nothing to correct; drop the flag",
+    ),
+    Refusal("log_rollout_offpolicy_metrics", _is_set, "rollouts are strictly on-policy; drop the flag"),
+    Refusal("off_policy_sequence_mask_delta", _is_set, "rollouts are strictly on-policy; drop the flag"),
+    Refusal("async_generate", _is_set, "its queue trains a prompt twice and loses others; drop the flag"),
+    Refusal("streaming", _is_set, "the sampler needs the number of rows; use a data set that is not streamed"),
+    Refusal("packing", _is_set, "a completion is not packed; use --padding_free instead"),
+    Refusal(
+        "sequence_parallel_size",
+        lambda v: v > 1,
+        "rows of a sequence-parallel group cannot be told apart yet; use 1",
+    ),
+    Refusal(
+        "temperature",
+        lambda v: v <= 0,
+        "log-probs are of softmax(logits / temperature), so it must be above 0; use for example 0.9",
+    ),
+)
+SUPPORT_FLAGS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def check_conflicts(args: Any, algorithm: Algorithm) -> None:
+    """Refuse what cannot work with `algorithm`. Raises ConfigError, one sentence."""
+    for refusal in REFUSALS:
+        value = getattr(args, refusal.argument)
+        if refusal.applies(value):
+            advice = refusal.advice.format(name=algorithm.name)
+            raise ConfigError(
+                f"--{refusal.argument} {_shown(value)} cannot be used with --rlhf_type {algorithm.name}: {advice}"
+            )
+    _check_fixed(args, algorithm)
+    _check_generations(args, algorithm)
+    _check_reward_source(args, algorithm)
+    _check_resume(args, algorithm)
+    _warn_about_support(args, algorithm)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _check_fixed(args: Any, algorithm: Algorithm) -> None:
+    for name, fixed in algorithm.stock.items():
+        value = getattr(args, name)
+        untouched = {None, "grpo"} if name == "advantage_estimator" else {None}
+        if value not in untouched | {fixed}:
+            raise ConfigError(
+                f"--{name} {value} contradicts --rlhf_type {algorithm.name}, which is {algorithm.title};"
+                f" drop the flag, or use --rlhf_type grpo with it"
+            )
+    if algorithm.kl_in_reward_is_fixed and args.kl_in_reward not in (None, algorithm.kl_in_reward):
+        raise ConfigError(
+            f"--kl_in_reward {_shown(args.kl_in_reward)} contradicts --rlhf_type {algorithm.name}, whose KL is a k2"
+            " loss; drop the flag, or use --rlhf_type reinforce_pp, whose KL is in the reward"
+        )
+    if args.gamma != 1.0 and algorithm.name != "reinforce_pp":
+        raise ConfigError(
+            f"--gamma {args.gamma} has no effect with --rlhf_type {algorithm.name}: only reinforce_pp has returns"
+            " to discount; drop the flag"
+        )
+    if not 0.0 < args.gamma <= 1.0:
+        raise ConfigError(f"--gamma {args.gamma} is refused: a discount is above 0 and at most 1")
+
+
+def _check_generations(args: Any, algorithm: Algorithm) -> None:
+    group = args.num_generations
+    if group < algorithm.min_generations:
+        raise ConfigError(
+            f"--num_generations {group} is refused for --rlhf_type {algorithm.name}: its baseline compares the"
+            f" completions of one prompt, so use at least {algorithm.min_generations}; for one completion a prompt"
+            " use --rlhf_type reinforce_pp, with or without --group_baseline ema"
+        )
+    accumulation = args.gradient_accumulation_steps or 1
+    per_step = args.per_device_train_batch_size * get_dist_setting()[2]
+    batch = args.generation_batch_size or per_step * (args.steps_per_generation or accumulation)
+    if batch % group:
+        divisors = [n for n in range(algorithm.min_generations, batch + 1) if batch % n == 0]
+        raise ConfigError(
+            f"--num_generations {group} does not divide the generation batch of {batch} completions"
+            f" (per_device_train_batch_size x ranks x steps_per_generation); use one of {divisors}"
+        )
+    steps = args.steps_per_generation or max(1, batch // per_step)
+    if max(steps, accumulation) % min(steps, accumulation):
+        raise ConfigError(
+            f"a generation batch of {steps} micro-batches and --gradient_accumulation_steps {accumulation} do not fit"
+            " together: an optimizer step would end inside a micro-batch group; make one a multiple of the other"
+        )
+
+
+def _check_reward_source(args: Any, algorithm: Algorithm) -> None:
+    if not (args.reward_funcs or args.reward_model or args.use_gym_env or args.gym_env):
+        raise ConfigError(
+            f"--rlhf_type {algorithm.name} has no reward to learn from: give --reward_funcs, --reward_model or"
+            " --use_gym_env (swift-rlx doctor lists the rewards that are installed)"
+        )
+
+
+def _check_resume(args: Any, algorithm: Algorithm) -> None:
+    if not args.resume_from_checkpoint or args.resume_only_model:
+        return
+    path = os.path.join(args.resume_from_checkpoint, "args.json")
+    if not os.path.isfile(path):
+        return
+    with open(path, encoding="utf-8") as file:
+        saved = json.load(file).get("rlhf_type")
+    if ALIASES.get(saved, saved) != algorithm.name:
+        raise ConfigError(
+            f"{args.resume_from_checkpoint} was trained with rlhf_type {saved} and cannot be resumed with"
+            f" --rlhf_type {algorithm.name}; use --rlhf_type {saved}, or --resume_only_model true to take only the"
+            " weights"
+        )
+
+
+def _warn_about_support(args: Any, algorithm: Algorithm) -> None:
+    cut = [f"--{name} {getattr(args, name)}" for name, off in SUPPORT_FLAGS.items() if getattr(args, name) != off]
+    if cut:
+        logger.warning(
+            f"{' '.join(cut)} samples from a distribution that the training log-probs do not have: the gradient of"
+            f" {algorithm.name} is then biased. Only --temperature is replayed exactly."
+        )

@@ -1,0 +1,92 @@
+"""The arguments that we add to `swift rlhf`, shared by the command line and the training configuration."""
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Literal, Optional
+
+from swift_rlx.errors import ConfigError
+from swift_rlx.integration.algorithm_table import Algorithm
+
+Baseline = Literal["auto", "loo", "mean", "ema", "none"]
+
+
+@dataclass
+class RLXFields:
+    """New fields; HfArgumentParser turns each into a flag, a YAML key and a keyword of RLHFArguments.
+
+    The annotations are evaluated in ms-swift's module, hence `Optional` instead of the `|` of newer Pythons.
+    """
+
+    group_baseline: Baseline = field(
+        default="auto",
+        metadata={
+            "help": "[swift-rlx] What is subtracted from the reward. auto: leave-one-out for rloo, global normalisation"
+            " only for reinforce_pp, the group mean for reinforce_pp_baseline. ema (reinforce_pp): A = G - V with a"
+            " running mean V of the rewards, instead of global normalisation."
+        },
+    )
+    ema_baseline_decay: float = field(
+        default=0.95,
+        metadata={"help": "[swift-rlx] Decay of V for --group_baseline ema: V <- decay V + (1 - decay) mean reward."},
+    )
+    reward_clip: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] Clip the combined reward to +-this before KL and baseline. Default: none for rloo, 10"
+            " for reinforce_pp and reinforce_pp_baseline; inf switches it off."
+        },
+    )
+    reward_on_error: str = field(
+        default="raise",
+        metadata={
+            "help": "[swift-rlx] A reward that raises or returns NaN or inf for a row: raise (stop the run), none (the"
+            " row is unscored and does not train), or value:X (the reward is X)."
+        },
+    )
+
+
+FIELD_NAMES = tuple(f.name for f in fields(RLXFields))
+FIELD_DEFAULTS = {f.name: f.default for f in fields(RLXFields)}
+
+
+def resolve_fields(values: RLXFields, algorithm: Algorithm) -> None:
+    """Check our fields against the algorithm and replace their `auto` by what it stands for, in place.
+
+    Raises ConfigError with one sentence that names the flag, the value and what is allowed.
+    """
+    if values.group_baseline == "auto":
+        values.group_baseline = algorithm.baseline  # type: ignore[assignment]
+    if values.group_baseline not in algorithm.baselines:
+        raise ConfigError(
+            f"--group_baseline {values.group_baseline} does not belong to --rlhf_type {algorithm.name}, which takes"
+            f" {' or '.join(algorithm.baselines)}; leave it at auto" + _other_type(values.group_baseline)
+        )
+    if not 0.0 <= values.ema_baseline_decay < 1.0:
+        raise ConfigError(
+            f"--ema_baseline_decay {values.ema_baseline_decay} is refused: it must be at least 0 and below 1"
+        )
+    if values.ema_baseline_decay != FIELD_DEFAULTS["ema_baseline_decay"] and values.group_baseline != "ema":
+        raise ConfigError(
+            f"--ema_baseline_decay {values.ema_baseline_decay} has no effect without --group_baseline ema"
+            " (rlhf_type reinforce_pp); drop it or set that baseline"
+        )
+    values.reward_clip = _resolve_clip(values.reward_clip, algorithm)
+
+
+def _resolve_clip(clip: Optional[float], algorithm: Algorithm) -> Optional[float]:
+    """The bound in force; None means that nothing is clipped."""
+    if clip is None:
+        return algorithm.reward_clip
+    if math.isnan(clip) or clip <= 0:
+        raise ConfigError(f"--reward_clip {clip} is refused: it must be positive; inf switches it off")
+    return None if math.isinf(clip) else clip
+
+
+def _other_type(baseline: str) -> str:
+    homes = {
+        "mean": "; the group mean is --rlhf_type reinforce_pp_baseline",
+        "ema": "; the running mean is --rlhf_type reinforce_pp",
+        "none": "; no group baseline is --rlhf_type reinforce_pp",
+        "loo": "; leave-one-out is --rlhf_type rloo",
+    }
+    return homes[baseline] if baseline in homes else ""

@@ -1,0 +1,191 @@
+"""The common part of our trainers: what a scored generation batch becomes, and how its loss is summed.
+
+ms-swift's GRPOTrainer generates, scores, encodes and computes log-probs. From there on we differ:
+
+    rewards [N, F] -> combined reward and validity [N] -> advantages [n, T] -> RLXBatch per micro-batch -> loss
+
+A subclass gives the two steps that are the algorithm: `estimate_advantages` and `policy_loss`. Statistics are over
+the whole generation batch of all ranks, before it is split, so that any number of ranks, micro-batches and any
+padding give the same advantages.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from swift.rlhf_trainers import GRPOTrainer
+
+from swift_rlx.algorithms import k2
+from swift_rlx.errors import ConfigError
+from swift_rlx.rewards import combine_rewards
+from swift_rlx.trainers.batch import RLXBatch, Rollout, split_rows, stack_rows, window_totals
+from swift_rlx.trainers.reward_columns import RewardColumnsMixin
+from swift_rlx.trainers.rollout_metrics import RolloutMetricsMixin
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """`total` is the sum over the rows or tokens of a micro-batch; the counts say how many ratios were clipped."""
+
+    total: torch.Tensor
+    clipped_low: torch.Tensor
+    clipped_high: torch.Tensor
+    count: torch.Tensor
+
+
+class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer):
+    """GRPOTrainer with the advantages and the loss of a published policy-gradient algorithm."""
+
+    loss_unit: ClassVar[Literal["row", "token"]]
+
+    @abstractmethod
+    def estimate_advantages(self, rollout: Rollout) -> torch.Tensor:
+        """Advantages [n, T] of this rank's tokens, 0 where they do not train."""
+
+    @abstractmethod
+    def policy_loss(self, logprobs_BT: torch.Tensor, old_BT: torch.Tensor, batch: RLXBatch) -> PolicyLoss:
+        """The summed loss of a micro-batch, before it is divided by `batch.normalizer`."""
+
+    def _prepare_algorithm_params(self) -> None:
+        super()._prepare_algorithm_params()
+        self._skip_proximal = False
+        self._in_reference = False
+
+    # --- log-probs -----------------------------------------------------------------------------------------------
+
+    @property
+    def kl_is_in_reward(self) -> bool:
+        return bool(self.kl_in_reward) and self.beta != 0.0
+
+    @property
+    def kl_is_in_loss(self) -> bool:
+        return not self.kl_in_reward and self.beta != 0.0
+
+    def _proximal_is_current(self) -> bool:
+        """True if the policy does not move between picking up a batch and its loss: one optimizer step uses it up.
+
+        The loss's own log-probs, detached, are then the proximal ones, and a forward pass is saved.
+        """
+        one_step = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
+        return self.num_iterations == 1 and one_step and not self.kl_is_in_reward
+
+    def _prepare_batch_inputs(self, samples: list[Any]) -> list[dict[str, Any]]:
+        self._skip_proximal = self._proximal_is_current()
+        try:
+            return super()._prepare_batch_inputs(samples)
+        finally:
+            self._skip_proximal = False
+
+    @contextmanager
+    def null_ref_context(self) -> Iterator[None]:
+        self._in_reference = True
+        try:
+            with super().null_ref_context():
+                yield
+        finally:
+            self._in_reference = False
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if self._skip_proximal and model is self.model and not self._in_reference:
+            return None, None
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    # --- advantages ----------------------------------------------------------------------------------------------
+
+    def _postprocess_batch(self, samples: list[Any], batch_encoded_inputs: list[dict[str, Any]]) -> None:
+        if self.dynamic_num_samples:
+            raise ConfigError(
+                "the multi-turn scheduler returned another number of rows than it was given prompts, which"
+                f" --rlhf_type {self.args.rlx_type} cannot group yet; use a scheduler with one row a prompt"
+            )
+        batches = [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
+        rollout = self._rollout(len(samples), batches)
+        advantages_nT = self.estimate_advantages(rollout)
+        loss_mask_nT = rollout.mask_nT & rollout.valid_N[rollout.rows, None]
+        if self.overlong_filter:
+            loss_mask_nT &= ~torch.cat([batch.truncated_mask for batch in batches])[:, None]
+        self._attach(batch_encoded_inputs, batches, advantages_nT, loss_mask_nT)
+        self.record_rollout(rollout, self._rewards_per_func, advantages_nT)
+
+    def _rollout(self, num_rows: int, batches: list[Any]) -> Rollout:
+        combined = combine_rewards(self._rewards_per_func, self.reward_weights)
+        rewards = combined.rewards_B
+        if self.args.reward_clip is not None:
+            rewards = rewards.clamp(-self.args.reward_clip, self.args.reward_clip)
+        is_training = self.model.training
+        group_size = self.num_generations if is_training else self.num_generations_eval
+        start = self.accelerator.process_index * num_rows
+
+        def stacked(name: str) -> torch.Tensor | None:
+            parts = [getattr(batch, name) for batch in batches]
+            return None if parts[0] is None else stack_rows(parts).float()
+
+        return Rollout(
+            rewards_N=rewards,
+            valid_N=combined.valid_B & self.eval_rows_once(rewards.shape[0]),
+            group_ids_N=torch.arange(rewards.shape[0], device=rewards.device) // group_size,
+            rows=slice(start, start + num_rows),
+            mask_nT=stack_rows([batch.completion_mask for batch in batches]).bool(),
+            proximal_logprobs_nT=stacked("old_per_token_logps"),
+            ref_logprobs_nT=stacked("ref_per_token_logps"),
+            gather=self.accelerator.gather,
+            reduce_sum=lambda tensor: self.accelerator.reduce(tensor, "sum"),
+            is_training=is_training,
+        )
+
+    def _attach(
+        self,
+        encoded_inputs: list[dict[str, Any]],
+        batches: list[Any],
+        advantages_nT: torch.Tensor,
+        loss_mask_nT: torch.Tensor,
+    ) -> None:
+        masks = [batch.completion_mask for batch in batches]
+        loss_masks = split_rows(loss_mask_nT, masks)
+        counts_M = torch.stack([self._count(mask) for mask in loss_masks])
+        totals_M = window_totals(
+            self.accelerator.reduce(counts_M, "sum"), self.args.gradient_accumulation_steps
+        )
+        rows = zip(encoded_inputs, batches, split_rows(advantages_nT, masks), loss_masks, totals_M, strict=True)
+        for encoded, batch, advantages, loss_mask, total in rows:
+            encoded["grpo_batch"] = RLXBatch.of(batch, advantages, loss_mask, total)
+
+    def _count(self, loss_mask_BT: torch.Tensor) -> torch.Tensor:
+        units = loss_mask_BT.any(1) if self.loss_unit == "row" else loss_mask_BT
+        return units.sum().double()
+
+    # --- loss ----------------------------------------------------------------------------------------------------
+
+    def _compute_loss_and_metrics(
+        self, model: Any, model_inputs: dict[str, Any], grpo_batch: RLXBatch
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        logprobs, entropies = self._get_per_token_logps_and_entropies(
+            model, model_inputs, grpo_batch, compute_entropy=self.compute_entropy
+        )
+        logprobs = logprobs.float()
+        old = grpo_batch.old_per_token_logps
+        policy = self.policy_loss(logprobs, logprobs.detach() if old is None else old.float(), grpo_batch)
+        total = policy.total
+        if self.kl_is_in_loss:
+            kl = k2(logprobs, grpo_batch.ref_per_token_logps.float(), grpo_batch.loss_mask).sum()
+            total = total + self.beta * kl
+            self.record_kl(kl.detach(), grpo_batch.loss_mask.sum())
+        self.record_clipping(policy)
+        metrics = {"mode": "train" if self.model.training else "eval", "entropy": {}}
+        if entropies is not None:
+            metrics["entropy"] = self.entropy_metrics(entropies, grpo_batch)
+        return total * self._loss_scale(grpo_batch.normalizer), metrics
+
+    def _loss_scale(self, normalizer: torch.Tensor) -> torch.Tensor:
+        """What turns this rank's sum into its share of the optimizer step's mean.
+
+        Undone here: Trainer divides each micro-batch by the number of micro-batches in the step, and the ranks'
+        gradients are averaged. Generation batches shorter than the step share it evenly.
+        """
+        scale = self.accelerator.num_processes / normalizer.clamp(min=1.0)
+        if self.model.training:
+            scale = scale * min(self.current_gradient_accumulation_steps, self.args.steps_per_generation)
+        return scale.float()

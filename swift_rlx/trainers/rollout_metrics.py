@@ -1,0 +1,121 @@
+"""What a generation batch says about itself in the log.
+
+Training metrics are means over the generation batches since the last log, as in ms-swift. Evaluation metrics are
+sums over all evaluated rows, divided once: the last batch may be shorter than the others.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from accelerate.utils import gather
+from swift.utils import get_logger
+
+from swift_rlx.trainers.batch import RLXBatch, Rollout
+
+logger = get_logger()
+WARN_AFTER_BATCHES_WITHOUT_SPREAD = 5
+
+
+class RolloutMetricsMixin:
+    """Records into ms-swift's `_metrics` and `_logs`."""
+
+    def _prepare_metrics(self) -> None:
+        super()._prepare_metrics()
+        self._eval_sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._batches_without_spread = 0
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    def _record(self, name: str, values: torch.Tensor) -> None:
+        """The mean of `values`; nothing if there are none."""
+        if values.numel() == 0:
+            return
+        if self.model.training:
+            self._metrics["train"][name].append(values.double().mean().item())
+        else:
+            sums = self._eval_sums[name]
+            sums[0] += values.double().sum().item()
+            sums[1] += values.numel()
+
+    def close_eval_metrics(self) -> None:
+        """Hand the evaluation's means to ms-swift's next log line and forget them."""
+        for name, (total, count) in self._eval_sums.items():
+            self._metrics["eval"][name] = [total / count]
+        self._eval_sums.clear()
+
+    def record_rollout(
+        self, rollout: Rollout, rewards_per_func: torch.Tensor, advantages_nT: torch.Tensor
+    ) -> None:
+        """Rewards, spread and validity of a generation batch; the rows of the completions table."""
+        valid = rollout.valid_N
+        self._record("reward", rollout.rewards_N[valid])
+        self._record_spread(rollout)
+        for index, name in enumerate(self.reward_func_names):
+            column = rewards_per_func[:, index]
+            scored = column[~column.isnan() & valid]
+            self._record(f"reward/{name}/mean", scored)
+            self._metrics[self._mode][f"reward/{name}/std"].append(scored.std(correction=0).nan_to_num().item())
+            self._record(f"reward/{name}/none", column.isnan().float())
+            self._logs["rewards"][name].extend(column.tolist())
+        tokens_n = rollout.mask_nT.sum(1).clamp(min=1)
+        per_row = (advantages_nT * rollout.mask_nT).sum(1) / tokens_n
+        self._logs["advantages"].extend(gather(per_row).tolist())
+
+    def _record_spread(self, rollout: Rollout) -> None:
+        """Within-group spread: a group of equal rewards has no policy gradient, a group of one no baseline."""
+        rewards, valid = rollout.rewards_N.double(), rollout.valid_N
+        size = self.num_generations if rollout.is_training else self.num_generations_eval
+        rewards, valid = rewards.view(-1, size), valid.view(-1, size)
+        count = valid.sum(1)
+        mean = rewards.where(valid, 0.0).sum(1) / count.clamp(min=1)
+        deviation = (rewards - mean[:, None]).where(valid, 0.0)
+        variance = deviation.square().sum(1) / count.clamp(min=1)
+        self._record("reward_std", variance[count > 0].sqrt())
+        no_spread = (variance < 1e-12) & (count > 1)
+        self._record("groups/no_spread", no_spread[count > 1].float())
+        self._record("frac_reward_zero_std", no_spread[count > 1].float())
+        self._record("groups/skipped", (count < self.min_group_size).float())
+        self._record("rows/unscored", (~valid).float())
+        if self.model.training:
+            self._warn_without_spread(bool(no_spread[count > 1].all()) and bool((count > 1).any()))
+
+    def _warn_without_spread(self, is_flat: bool) -> None:
+        self._batches_without_spread = self._batches_without_spread + 1 if is_flat else 0
+        if self._batches_without_spread == WARN_AFTER_BATCHES_WITHOUT_SPREAD:
+            logger.warning(
+                f"in the last {WARN_AFTER_BATCHES_WITHOUT_SPREAD} generation batches every prompt's completions got"
+                " equal rewards: there is nothing to learn from. Use harder or easier prompts, a finer reward, a"
+                " higher --temperature or more --num_generations."
+            )
+
+    def record_sequence_kl(self, kl: torch.Tensor) -> None:
+        """KL from the reference of each valid completion, the token sum of k1."""
+        self._record("kl", kl)
+
+    def record_kl(self, kl_sum: torch.Tensor, num_tokens: torch.Tensor) -> None:
+        """The k2 loss per token of this micro-batch, over all ranks."""
+        total, tokens = self.accelerator.reduce(torch.stack([kl_sum.double(), num_tokens.double()]), "sum")
+        self._metrics[self._mode]["kl"].append((total / tokens.clamp(min=1)).item())
+
+    def record_clipping(self, policy: Any) -> None:
+        """Shares of the ratios at which the clip removed the gradient."""
+        counts = torch.stack([policy.clipped_low, policy.clipped_high, policy.count]).double()
+        low, high, count = self.accelerator.reduce(counts, "sum").tolist()
+        metrics = self._metrics[self._mode]
+        metrics["clip_ratio/low_mean"].append(low / max(count, 1.0))
+        metrics["clip_ratio/high_mean"].append(high / max(count, 1.0))
+        metrics["clip_ratio/region_mean"].append((low + high) / max(count, 1.0))
+
+    def entropy_metrics(self, entropies_BT: torch.Tensor, batch: RLXBatch) -> dict[str, Any]:
+        """ms-swift's entropy record: the mean entropy of each completion, over all ranks."""
+        mask = batch.completion_mask
+        per_row = gather((entropies_BT * mask).sum(1) / mask.sum(1).clamp(min=1))
+        return {
+            "entropy_logs": per_row.tolist(),
+            "entropy_mean": per_row.mean().item(),
+            "entropy_max": per_row.max().item(),
+            "entropy_min": per_row.min().item(),
+        }
