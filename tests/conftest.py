@@ -1,80 +1,45 @@
-"""A folder of invented packages, and fresh interpreters that see it and this package, nothing else."""
+"""A tiny model, data and real runs for the tests that need them."""
 
-from __future__ import annotations
-
-import subprocess
+import json
+import os
 import sys
-import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-
-# The shape of ms-swift that the import hook relies on: `swift/__init__.py` imports a module of its own, and
-# `swift.arguments` takes RLHFArguments from `rlhf_args` as its first importer.
-MS_SWIFT = {
-    "swift/__init__.py": "import swift.version\n",
-    "swift/version.py": "__version__ = '4.6.0'\n",
-    "swift/arguments/__init__.py": "from .rlhf_args import RLHFArguments\n",
-    "swift/arguments/rlhf_args.py": "class RLHFArguments:\n    types = ('dpo', 'grpo')\n",
-    "swift/trainers/__init__.py": "",
-    "swift/trainers/trainer_factory.py": "mapping = {}\n",
-}
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+for name, value in {
+    "USE_HF": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}.items():
+    os.environ.setdefault(name, value)
 
 
-class Sandbox:
-    """Writes packages into one folder and runs code in a fresh interpreter that has it first on its path."""
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random two-layer llama of 300 tokens and its tokenizer."""
+    from tiny_llama import save_tiny_llama
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, files: dict[str, str]) -> None:
-        """Write each source text, dedented, to its path inside the folder."""
-        for name, text in files.items():
-            path = self.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(textwrap.dedent(text), encoding="utf-8")
-
-    def distribution(self, name: str, entry_points: str) -> None:
-        """Make `name` 1.0 look installed, with the given entry_points.txt."""
-        self.write(
-            {
-                f"{name.replace('-', '_')}-1.0.dist-info/METADATA": f"Name: {name}\nVersion: 1.0\n",
-                f"{name.replace('-', '_')}-1.0.dist-info/entry_points.txt": entry_points,
-            }
-        )
-
-    def plugin(self, name: str, source: str) -> None:
-        """Install the distribution `dist-<name>` whose module `<name>` is the swift plugin `<name>`."""
-        self.write({f"{name}.py": source})
-        self.distribution(f"dist-{name}", f"[swift.plugins]\n{name} = {name}:register\n")
-
-    def run(self, code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run `python -S -c code arguments`; no .pth file is read and no installed package is seen."""
-        return self.python("-c", textwrap.dedent(code), *arguments, **environment)
-
-    def python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run `python -S arguments` in the folder."""
-        return subprocess.run(
-            [sys.executable, "-S", *arguments],
-            cwd=self.folder,
-            env={"PYTHONPATH": f"{self.folder}:{REPOSITORY}", "PYTHONDONTWRITEBYTECODE": "1", **environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    folder = tmp_path_factory.mktemp("tiny") / "llama"
+    save_tiny_llama(folder)
+    return folder
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Sandbox:
-    """An empty sandbox."""
-    return Sandbox(tmp_path)
+def write_rows(tmp_path: Path) -> Callable[..., Path]:
+    """Write rows as a jsonl file; by default N prompts with their number in the column `row`."""
 
+    def write(rows: int | Sequence[dict[str, Any]] = 16, name: str = "rows.jsonl") -> Path:
+        if isinstance(rows, int):
+            rows = [
+                {"messages": [{"role": "user", "content": f"Say {row}"}], "row": row} for row in range(rows)
+            ]
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
 
-@pytest.fixture
-def fake_swift(sandbox: Sandbox) -> Sandbox:
-    """A sandbox with a small stand-in for ms-swift."""
-    sandbox.write(MS_SWIFT)
-    return sandbox
+    return write

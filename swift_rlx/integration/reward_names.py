@@ -5,14 +5,26 @@ offers into ms-swift's table, so that stock trainers can use them too, and does 
 file registers later. Names that ms-swift has already stay ms-swift's.
 """
 
+import difflib
 import importlib.util
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
 from swift_rlx.errors import ConfigError, PluginError
-from swift_rlx.rewards import REWARDS, CheckedReward, OnError, describe_reward
+from swift_rlx.registry import Provider
+from swift_rlx.rewards import (
+    REWARDS,
+    AsyncCheckedReward,
+    CheckedReward,
+    OnError,
+    callable_name,
+    checked_reward,
+    describe_reward,
+)
 
 NEEDS_MATH_VERIFY = ("accuracy", "cosine")
+Checked = CheckedReward | AsyncCheckedReward
 
 
 class StandIn:
@@ -21,7 +33,7 @@ class StandIn:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, args: Any = None, **_: Any) -> CheckedReward:
+    def __call__(self, args: Any = None, **_: Any) -> Checked:
         return build_rewards([self.name], args)[0]
 
 
@@ -57,35 +69,46 @@ def check_reward_names(names: list[Any]) -> None:
         _find(name)
 
 
-def build_rewards(rewards: list[Any], args: Any) -> list[CheckedReward]:
+def build_rewards(rewards: list[Any], args: Any) -> list[Checked]:
     """A checked reward for each name, class, function or object of `rewards`, in order."""
     on_error = OnError.parse(getattr(args, "reward_on_error", "raise"))
-    built = []
+    built: list[Checked] = []
     for reward in rewards:
-        if isinstance(reward, CheckedReward):
+        if isinstance(reward, Checked):
             built.append(reward)
             continue
-        name, target, provider = _find(reward) if isinstance(reward, str) else _from_python(reward)
-        built.append(CheckedReward.of(describe_reward(name, target, provider=provider, args=args), on_error))
+        if isinstance(reward, str):
+            name, (target, provider) = reward, _find(reward)
+        else:
+            name, target, provider = callable_name(reward), reward, None
+        built.append(checked_reward(describe_reward(name, target, provider=provider, args=args), on_error))
     return built
 
 
-def _find(name: str) -> tuple[str, Any, str]:
+def _find(name: str) -> tuple[Any, Provider]:
+    """The reward behind a name and who offers it: ms-swift's table, a plugin file that wrote into it, or ours."""
     from swift.rewards import orms
 
-    stock = orms.get(name)
-    is_stock = stock is not None and not isinstance(stock, StandIn)
-    if is_stock and name in REWARDS.names():
+    own = {key: value for key, value in orms.items() if not isinstance(value, StandIn)}
+    if name not in own:
+        return _from_registry(name, own), REWARDS.providers(name)[0]
+    module = getattr(own[name], "__module__", type(own[name]).__module__)
+    owner = Provider("ms-swift", version("ms-swift")) if module.startswith("swift.") else Provider(f"module {module}")
+    rivals = REWARDS.providers(name)
+    if rivals:
         raise PluginError(
-            f"the reward {name!r} is offered by ms-swift ({stock.__module__}) and by"
-            f" {' and by '.join(REWARDS.providers(name))}; uninstall or rename one of them"
+            f"reward {name!r} is offered by {owner} and by {' and by '.join(map(str, rivals))}; a name must have one"
+            " provider: uninstall or rename one of them"
         )
-    if is_stock:
-        return name, stock, f"ms-swift ({stock.__module__})"
-    own = [key for key, value in orms.items() if not isinstance(value, StandIn)]
-    return name, REWARDS.get(name, also_known=own), " and ".join(REWARDS.providers(name))
+    return own[name], owner
 
 
-def _from_python(reward: Any) -> tuple[str, Any, str]:
-    name = getattr(reward, "__name__", type(reward).__name__)
-    return name, reward, f"the Python object {reward!r:.80}"
+def _from_registry(name: str, own: dict[str, Any]) -> Any:
+    try:
+        return REWARDS.get(name)
+    except PluginError as error:
+        if REWARDS.providers(name):
+            raise
+        close = difflib.get_close_matches(name, own, n=1)
+        hint = f"; did you mean ms-swift's {close[0]!r}?" if close else ""
+        raise PluginError(f"{error}; ms-swift's own: {', '.join(sorted(own))}{hint}") from error

@@ -102,7 +102,7 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
                 f" --rlhf_type {self.args.rlx_type} cannot group yet; use a scheduler with one row a prompt"
             )
         batches = [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
-        rollout = self._rollout(len(samples), batches)
+        rollout = self._scored_rollout(len(samples), batches)
         advantages_nT = self.estimate_advantages(rollout)
         loss_mask_nT = rollout.mask_nT & rollout.valid_N[rollout.rows, None]
         if self.overlong_filter:
@@ -110,7 +110,7 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         self._attach(batch_encoded_inputs, batches, advantages_nT, loss_mask_nT)
         self.record_rollout(rollout, self._rewards_per_func, advantages_nT)
 
-    def _rollout(self, num_rows: int, batches: list[Any]) -> Rollout:
+    def _scored_rollout(self, num_rows: int, batches: list[Any]) -> Rollout:
         combined = combine_rewards(self._rewards_per_func, self.reward_weights)
         rewards = combined.rewards_B
         if self.args.reward_clip is not None:

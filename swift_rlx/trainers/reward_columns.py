@@ -6,25 +6,27 @@ from typing import Any
 
 import torch
 
-from swift_rlx.integration.reward_names import build_rewards
-from swift_rlx.rewards import CheckedReward, combine_rewards
+from swift_rlx.integration.reward_names import Checked, build_rewards
+from swift_rlx.rewards import combine_rewards
 
 
 class RewardColumnsMixin:
-    """Puts a CheckedReward in the place of each reward function and calls the columns by the names the user gave."""
+    """Puts a checked reward in the place of each reward function and calls the columns by the names the user gave."""
 
     def _prepare_rewards(self, reward_funcs: Any, reward_model: Any = None, reward_templates: Any = None) -> None:
         given = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         checked = build_rewards([reward for reward in given if reward is not None], self.args)
         super()._prepare_rewards(list(checked), reward_model, reward_templates)
         self.reward_func_names[: len(checked)] = [reward.name for reward in checked]
-        self.checked_rewards: list[CheckedReward] = checked
+        self.checked_rewards: list[Checked] = checked
 
     def _compute_rewards_per_func(self, samples: list[Any]) -> torch.Tensor:
         scores = self._score_outside_running_loop(samples)
         for reward in self.checked_rewards:
-            for name, count in reward.take_counts().items():
-                self._metrics["train" if self.model.training else "eval"][f"reward/{reward.name}/{name}"].append(count)
+            counters = reward.take_counters()
+            failed = sum(counters.failures.values()) + counters.non_finite
+            metrics = self._metrics["train" if self.model.training else "eval"]
+            metrics[f"reward/{reward.name}/failures"].append(float(failed))
         return scores
 
     def _score_outside_running_loop(self, samples: list[Any]) -> torch.Tensor:

@@ -76,7 +76,6 @@ class RolloutMetricsMixin:
         self._record("reward_std", variance[count > 0].sqrt())
         no_spread = (variance < 1e-12) & (count > 1)
         self._record("groups/no_spread", no_spread[count > 1].float())
-        self._record("frac_reward_zero_std", no_spread[count > 1].float())
         self._record("groups/skipped", (count < self.min_group_size).float())
         self._record("rows/unscored", (~valid).float())
         if self.model.training:

@@ -10,7 +10,7 @@ from swift.utils import get_logger, remove_response
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import resolve
-from swift_rlx.rewards import missing_columns
+from swift_rlx.rewards import missing_columns, reserved_columns
 
 logger = get_logger()
 MAX_ROWS_NAMED = 5
@@ -101,10 +101,13 @@ def check_rows(dataset: Any, args: Any) -> None:
 
 
 def check_columns(dataset: Any, rewards: list[Any]) -> None:
-    """Refuse a reward whose columns the data set lacks."""
-    problem = missing_columns([reward.spec for reward in rewards], dataset.column_names)
-    if problem:
+    """Refuse a reward whose columns the data set lacks, and columns that would break training."""
+    reserved = reserved_columns(dataset.column_names)
+    problems = [*reserved.errors, missing_columns([reward.spec for reward in rewards], dataset.column_names)]
+    for problem in filter(None, problems):
         raise ConfigError(problem)
+    for warning in reserved.warnings:
+        logger.warning(warning)
 
 
 def log_plan(dataset: Any, args: Any, group_baseline: str) -> None:

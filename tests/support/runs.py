@@ -1,0 +1,93 @@
+"""Real `swift rlhf` runs for tests: in this process (seconds), or as the user's command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+FAST: dict[str, Any] = {
+    "model_type": "llama",
+    "template": "chatml",
+    "torch_dtype": "float32",
+    "fp16": False,
+    "bf16": False,
+    "tuner_type": "lora",
+    "lora_rank": 4,
+    "lora_alpha": 8,
+    "num_generations": 4,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_completion_length": 6,
+    "max_steps": 2,
+    "logging_steps": 1,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "warmup_ratio": 0.0,
+    "report_to": "none",
+    "save_strategy": "no",
+    "check_model": False,
+    "add_version": False,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "split_dataset_ratio": 0.0,
+    "dataset_num_proc": 1,
+    "dataloader_num_workers": 0,
+    "dataloader_persistent_workers": False,
+    "seed": 7,
+}
+
+
+def arguments(model: Path, data: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    """The options of a quick run; `changes` win. None drops an option."""
+    options = FAST | {"model": str(model), "dataset": [str(data)], "output_dir": str(output)} | changes
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def train(model: Path, data: Path, output: Path, **changes: Any) -> Any:
+    """Run `rlhf_main` in this process and return the trainer."""
+    from swift import RLHFArguments
+    from swift.pipelines.train.rlhf import SwiftRLHF
+
+    trainers: list[Any] = []
+
+    class Kept(SwiftRLHF):
+        def train(self, trainer: Any) -> Any:
+            trainers.append(trainer)
+            return super().train(trainer)
+
+    options = arguments(model, data, output, **changes)
+    options["report_to"] = [options["report_to"]]
+    Kept(RLHFArguments(**options)).main()
+    return trainers[0]
+
+
+def command(options: dict[str, Any]) -> list[str]:
+    """`options` as the words of a `swift rlhf` command line."""
+    words = [os.path.join(os.path.dirname(sys.executable), "swift"), "rlhf"]
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(str(item).lower() if isinstance(item, bool) else str(item) for item in values)]
+    return words
+
+
+def swift(options: dict[str, Any], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the user's command; nothing is raised for a failing one."""
+    return subprocess.run(
+        command(options), env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """The tensors of a checkpoint, adapter or model."""
+    name = "adapter_model.safetensors"
+    return load_file(folder / (name if (folder / name).exists() else "model.safetensors"))
+
+
+def log_lines(output: Path) -> list[dict[str, Any]]:
+    """The training log of a run, one dict a step."""
+    lines = (output / "logging.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
