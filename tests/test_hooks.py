@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sandbox import MS_SWIFT, Sandbox
 
 from swift_rlx import _plugin
 
@@ -33,6 +34,11 @@ def widen(module):
 """
 
 SHOW_TYPES = START + "import swift.arguments\nprint(json.dumps(swift.arguments.RLHFArguments.types))"
+
+
+@pytest.fixture
+def fake_swift(tmp_path):
+    return Sandbox(tmp_path, MS_SWIFT)
 
 
 def _types(result):
@@ -181,8 +187,9 @@ def test_broken_metadata_of_another_package_is_reported_and_swift_goes_on(fake_s
     assert "the installed packages cannot be listed: ZeroDivisionError" in result.stderr
 
 
-def test_the_swift_package_of_openstack_is_left_alone(sandbox):
-    sandbox.write({"swift/__init__.py": "", "swift/common/__init__.py": "", "swift/proxy.py": "x = 1\n"})
+def test_the_swift_package_of_openstack_is_left_alone(tmp_path):
+    files = {"swift/__init__.py": "", "swift/common/__init__.py": "", "swift/proxy.py": "x = 1\n"}
+    sandbox = Sandbox(tmp_path, files)
     sandbox.plugin("one", WIDEN)
     code = START + "import swift.common, swift.proxy\nprint('one' in sys.modules, hooks.why_not_live('one'))"
     result = sandbox.run(code)

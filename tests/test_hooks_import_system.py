@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from sandbox import MS_SWIFT, Sandbox
 
 START = """
 import json, sys
@@ -26,6 +27,11 @@ def register(on_import):
     for name in ("swift.arguments.rlhf_args", "swift.trainers", "swift.trainers.trainer_factory"):
         on_import(name, lambda module, name=name: seen.append((name, module is sys.modules.get(name))))
 """
+
+
+@pytest.fixture
+def fake_swift(tmp_path):
+    return Sandbox(tmp_path, MS_SWIFT)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from sandbox import MS_SWIFT, Sandbox
 
 # `parse_yaml_args` and `get_torchrun_args` with the signatures and effects of ms-swift's `swift.cli.main`.
 SWIFT_CLI = {
@@ -34,11 +35,10 @@ SWIFT_CLI = {
 
 
 @pytest.fixture
-def swift_rlx(fake_swift):
+def swift_rlx(tmp_path):
     """Runs `python -m swift_rlx` beside a stand-in for ms-swift and torchrun."""
-    fake_swift.write(SWIFT_CLI)
-    fake_swift.write({"config.yaml": "--rlhf_type rloo"})
-    return lambda *arguments, **environment: fake_swift.python("-m", "swift_rlx", *arguments, **environment)
+    sandbox = Sandbox(tmp_path, {**MS_SWIFT, **SWIFT_CLI, "config.yaml": "--rlhf_type rloo"})
+    return lambda *arguments, **environment: sandbox.python("-m", "swift_rlx", *arguments, **environment)
 
 
 def test_rlhf_runs_in_this_process_with_the_hook_in_place(swift_rlx):
@@ -96,17 +96,16 @@ def test_what_cannot_run_is_refused_in_one_sentence(swift_rlx, arguments, enviro
 
 
 @pytest.mark.parametrize("openstack", [False, True])
-def test_a_missing_ms_swift_is_said_in_one_sentence(sandbox, openstack):
-    if openstack:
-        sandbox.write({"swift/__init__.py": "", "swift/cli/__init__.py": ""})
-    result = sandbox.python("-m", "swift_rlx", "rlhf")
+def test_a_missing_ms_swift_is_said_in_one_sentence(tmp_path, openstack):
+    files = {"swift/__init__.py": "", "swift/cli/__init__.py": ""} if openstack else {}
+    result = Sandbox(tmp_path, files).python("-m", "swift_rlx", "rlhf")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ms-swift is not installed for ")
     assert result.stderr.count("\n") == 1
 
 
-def test_a_module_that_ms_swift_itself_misses_is_not_blamed_on_ms_swift(fake_swift):
-    fake_swift.write({**SWIFT_CLI, "swift/cli/main.py": "import no_such_module\n"})
-    result = fake_swift.python("-m", "swift_rlx", "rlhf")
+def test_a_module_that_ms_swift_itself_misses_is_not_blamed_on_ms_swift(tmp_path):
+    files = {**MS_SWIFT, **SWIFT_CLI, "swift/cli/main.py": "import no_such_module\n"}
+    result = Sandbox(tmp_path, files).python("-m", "swift_rlx", "rlhf")
     assert result.returncode == 1
     assert result.stderr.endswith("ModuleNotFoundError: No module named 'no_such_module'\n")
