@@ -24,7 +24,7 @@ def loo_advantages(rewards_B: Tensor, group_ids_B: Tensor, valid_B: Tensor) -> T
     Raises:
         ValueError: shapes differ, a dtype is wrong, or a valid row's reward is NaN or infinite.
 
-    Source: Ahmadian et al. 2024, arXiv 2402.14740, section 3.2 (REINFORCE Leave-One-Out); Kool et al. 2019.
+    Source: Ahmadian et al. 2024, arXiv 2402.14740 (REINFORCE Leave-One-Out); Kool et al. 2019.
     """
     count_B, mean_B = group_sums(rewards_B, group_ids_B, valid_B, caller="loo_advantages")
     centered_B = rewards_B.detach().double() - mean_B
