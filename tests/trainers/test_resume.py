@@ -1,0 +1,131 @@
+"""A resumed run continues the unbroken one: same prompts, same samples, bit-equal weights."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import train, weights
+
+from swift_rlx.errors import CheckpointError, ConfigError
+
+STEPS = 6
+
+
+class Recorder:
+    """A reward that notes which prompts it saw, once per generation batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __deepcopy__(self, memo: Any) -> "Recorder":
+        return self  # ms-swift copies the arguments; the test wants the original
+
+    def __call__(self, completions: list[str], row: list[int], **columns: Any) -> list[float]:
+        self.batches.append(sorted(set(row)))
+        return [len(set(text)) / 10 + 0.01 * number for text, number in zip(completions, row, strict=True)]
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def run(model: Path, data: Path, output: Path, **changes: Any) -> Recorder:
+    recorder = Recorder()
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS}
+    train(model, data, output, reward_funcs=[recorder], **saving | changes)
+    return recorder
+
+
+VARIANTS = {
+    "within an epoch": ({}, 16, (1, 3)),
+    "inside a generation batch": ({"steps_per_generation": 4}, 16, (1, 3)),
+    "in later epochs": ({}, 6, (3, 4, 5)),
+    "inside a reused generation batch of the second epoch": (
+        {"num_iterations": 2, "steps_per_generation": 4},
+        4,
+        (3, 4, 5),
+    ),
+    "with a shorter generation batch than a step": ({"steps_per_generation": 1}, 16, (3,)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rlhf_type", ["rloo", "reinforce_pp"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_resume_is_bit_equal(
+    variant: str, rlhf_type: str, tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    changes, rows, stops = VARIANTS[variant]
+    data = write_rows(rows)
+    unbroken = run(tiny_model, data, tmp_path / "unbroken", rlhf_type=rlhf_type, **changes)
+    final = weights(tmp_path / "unbroken" / f"checkpoint-{STEPS}")
+    assert not equal(final, weights(tmp_path / "unbroken" / "checkpoint-1"))
+    for stop in stops:
+        resumed = run(
+            tiny_model,
+            data,
+            tmp_path / f"from-{stop}",
+            rlhf_type=rlhf_type,
+            resume_from_checkpoint=str(tmp_path / "unbroken" / f"checkpoint-{stop}"),
+            **changes,
+        )
+        assert resumed.batches == unbroken.batches[len(unbroken.batches) - len(resumed.batches) :]
+        assert equal(final, weights(tmp_path / f"from-{stop}" / f"checkpoint-{STEPS}")), f"from step {stop}"
+
+
+@pytest.mark.slow
+def test_resume_goes_on_with_the_running_mean_and_the_resampled_rows(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    changes = {"rlhf_type": "reinforce_pp", "group_baseline": "ema", "dynamic_sample": True}
+    data = write_rows(8)
+    run(tiny_model, data, tmp_path / "unbroken", **changes)
+    checkpoint = tmp_path / "unbroken" / "checkpoint-3"
+    run(tiny_model, data, tmp_path / "resumed", resume_from_checkpoint=str(checkpoint), **changes)
+    last = f"checkpoint-{STEPS}"
+    assert equal(weights(tmp_path / "unbroken" / last), weights(tmp_path / "resumed" / last))
+
+
+@pytest.mark.slow
+def test_what_is_saved_is_needed(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bit-equality above is not there without our state: leave it out on loading and the weights differ."""
+    from swift_rlx.trainers import RLOOTrainer
+
+    data, changes = write_rows(16), {"rlhf_type": "rloo", "steps_per_generation": 4}
+    run(tiny_model, data, tmp_path / "unbroken", **changes)
+    monkeypatch.setattr(RLOOTrainer, "_load_state", lambda self, folder: None)
+    checkpoint = str(tmp_path / "unbroken" / "checkpoint-3")
+    run(tiny_model, data, tmp_path / "resumed", resume_from_checkpoint=checkpoint, **changes)
+    last = f"checkpoint-{STEPS}"
+    assert not equal(weights(tmp_path / "unbroken" / last), weights(tmp_path / "resumed" / last))
+
+
+def test_resume_refuses_what_it_cannot_continue(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = write_rows(16)
+    run(tiny_model, data, tmp_path / "run", rlhf_type="rloo", steps_per_generation=4, max_steps=3)
+    checkpoint = tmp_path / "run" / "checkpoint-3"
+
+    def resume(**changes: Any) -> None:
+        options = {"rlhf_type": "rloo", "steps_per_generation": 4, "resume_from_checkpoint": str(checkpoint)}
+        run(tiny_model, data, tmp_path / "again", **options | changes)
+
+    with pytest.raises(ConfigError, match="was trained with rlhf_type rloo and cannot be resumed"):
+        resume(rlhf_type="reinforce_pp")
+    with pytest.raises(CheckpointError, match="seed was 7 and is 8"):
+        resume(seed=8)
+    buffer = checkpoint / "rlx" / "buffer-rank0.safetensors"
+    buffer.write_bytes(buffer.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="buffer-rank0.safetensors cannot be read"):
+        resume()
+    shutil.rmtree(checkpoint / "rlx")
+    with pytest.raises(CheckpointError, match="state.json cannot be read"):
+        resume()
+    resume(resume_only_model=True)
+    assert (tmp_path / "again" / f"checkpoint-{STEPS}").is_dir()
