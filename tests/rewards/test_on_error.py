@@ -1,0 +1,34 @@
+"""The policy of `--reward_on_error`."""
+
+import pytest
+
+from swift_rlx.errors import ConfigError
+from swift_rlx.rewards import OnError
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("raise", OnError(raises=True, value=None)),
+        ("none", OnError(raises=False, value=None)),
+        ("None", OnError(raises=False, value=None)),
+        ("value:0", OnError(raises=False, value=0.0)),
+        ("value:-1.5", OnError(raises=False, value=-1.5)),
+        (" value: 2 ", OnError(raises=False, value=2.0)),
+    ],
+)
+def test_the_three_policies_are_read(text, policy):
+    assert OnError.parse(text) == policy
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ignore", "value", "value:", "value:nan", "value:inf", "value:x", "raise:1", "none:2"]
+)
+def test_anything_else_is_refused(text):
+    with pytest.raises(ConfigError, match=r"--reward_on_error got .*'value:X' with a finite number X"):
+        OnError.parse(text)
+
+
+@pytest.mark.parametrize("text", ["raise", "none", "value:-1.5"])
+def test_a_policy_prints_as_it_is_written(text):
+    assert str(OnError.parse(text)) == text
