@@ -1,11 +1,12 @@
 """Exact RLOO and REINFORCE++ training for ms-swift.
 
-This module is imported by entry points in every `swift` process: it stays free of heavy imports, and the public
-names below are loaded on first use.
+This module is imported in every `swift` process, and from Python 3.15 on (`swift_rlx.start`) at the start of
+every Python: it imports nothing itself, and the public names below are loaded on first use.
 """
 
-import importlib
-from typing import Any
+TYPE_CHECKING = False  # `typing` alone would cost milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -19,7 +20,9 @@ _LAZY = {
 __all__ = [*sorted(_LAZY), "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     if name not in _LAZY:
         raise AttributeError(f"module 'swift_rlx' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
