@@ -28,12 +28,11 @@ from swift_rlx.trainers.rollout_metrics import RolloutMetricsMixin
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """`total` is the sum over the rows or tokens of a micro-batch; the counts say how many ratios were clipped."""
+    """Sums over the rows or tokens of a micro-batch: of the loss, and of those whose ratio was clipped."""
 
     total: torch.Tensor
     clipped_low: torch.Tensor
     clipped_high: torch.Tensor
-    count: torch.Tensor
 
 
 class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer):
@@ -172,20 +171,22 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         if self.kl_is_in_loss:
             kl = k2(logprobs, grpo_batch.ref_per_token_logps.float(), grpo_batch.loss_mask).sum()
             total = total + self.beta * kl
-            self.record_kl(kl.detach(), grpo_batch.loss_mask.sum())
-        self.record_clipping(policy)
+            self.record_kl(kl.detach() * self._share(grpo_batch.normalizer))
+        self.record_clipping(policy, self._share(grpo_batch.normalizer))
         metrics = {"mode": "train" if self.model.training else "eval", "entropy": {}}
         if entropies is not None:
             metrics["entropy"] = self.entropy_metrics(entropies, grpo_batch)
-        return total * self._loss_scale(grpo_batch.normalizer), metrics
+        # The ranks' gradients are averaged, so that a sum over ranks needs their number.
+        scale = self.accelerator.num_processes * self._share(grpo_batch.normalizer)
+        return total * scale.float(), metrics
 
-    def _loss_scale(self, normalizer: torch.Tensor) -> torch.Tensor:
-        """What turns this rank's sum into its share of the optimizer step's mean.
+    def _share(self, normalizer: torch.Tensor) -> torch.Tensor:
+        """Times this, the micro-batches' sums over all ranks have the optimizer step's mean as their plain mean.
 
-        Undone here: Trainer divides each micro-batch by the number of micro-batches in the step, and the ranks'
-        gradients are averaged. Generation batches shorter than the step share it evenly.
+        A mean over micro-batches is what Trainer makes of losses and ms-swift of metrics. Generation batches
+        shorter than the step share it evenly.
         """
-        scale = self.accelerator.num_processes / normalizer.clamp(min=1.0)
+        share = 1.0 / normalizer.clamp(min=1.0)
         if self.model.training:
-            scale = scale * min(self.current_gradient_accumulation_steps, self.args.steps_per_generation)
-        return scale.float()
+            share = share * min(self.current_gradient_accumulation_steps, self.args.steps_per_generation)
+        return share

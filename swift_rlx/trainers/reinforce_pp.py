@@ -32,7 +32,6 @@ class _TokenTrainer(OnPolicyTrainer):
             total=loss.loss_BT.sum(),
             clipped_low=(loss.clipped_low_BT & mask).sum(),
             clipped_high=(loss.clipped_high_BT & mask).sum(),
-            count=mask.sum(),
         )
 
 

@@ -39,5 +39,4 @@ class RLOOTrainer(OnPolicyTrainer):
             total=loss.loss_B[rows].sum() + 0.0 * logprobs_BT.sum(),
             clipped_low=(loss.clipped_low_B & rows).sum(),
             clipped_high=(loss.clipped_high_B & rows).sum(),
-            count=rows.sum(),
         )

@@ -94,19 +94,18 @@ class RolloutMetricsMixin:
         """KL from the reference of each valid completion, the token sum of k1."""
         self._record("kl", kl)
 
-    def record_kl(self, kl_sum: torch.Tensor, num_tokens: torch.Tensor) -> None:
-        """The k2 loss per token of this micro-batch, over all ranks."""
-        total, tokens = self.accelerator.reduce(torch.stack([kl_sum.double(), num_tokens.double()]), "sum")
-        self._metrics[self._mode]["kl"].append((total / tokens.clamp(min=1)).item())
+    def record_kl(self, share_of_kl: torch.Tensor) -> None:
+        """The k2 loss per token: this rank's summand of the optimizer step's mean."""
+        self._metrics[self._mode]["kl"].append(self.accelerator.reduce(share_of_kl.double(), "sum").item())
 
-    def record_clipping(self, policy: Any) -> None:
-        """Shares of the ratios at which the clip removed the gradient."""
-        counts = torch.stack([policy.clipped_low, policy.clipped_high, policy.count]).double()
-        low, high, count = self.accelerator.reduce(counts, "sum").tolist()
+    def record_clipping(self, policy: Any, share: torch.Tensor) -> None:
+        """Shares of the step's ratios at which the clip removed the gradient."""
+        counts = torch.stack([policy.clipped_low, policy.clipped_high]) * share
+        low, high = self.accelerator.reduce(counts.double(), "sum").tolist()
         metrics = self._metrics[self._mode]
-        metrics["clip_ratio/low_mean"].append(low / max(count, 1.0))
-        metrics["clip_ratio/high_mean"].append(high / max(count, 1.0))
-        metrics["clip_ratio/region_mean"].append((low + high) / max(count, 1.0))
+        metrics["clip_ratio/low_mean"].append(low)
+        metrics["clip_ratio/high_mean"].append(high)
+        metrics["clip_ratio/region_mean"].append(low + high)
 
     def entropy_metrics(self, entropies_BT: torch.Tensor, batch: RLXBatch) -> dict[str, Any]:
         """ms-swift's entropy record: the mean entropy of each completion, over all ranks."""

@@ -13,7 +13,7 @@ from swift_rlx.integration.algorithm_table import resolve
 from swift_rlx.rewards import missing_columns, reserved_columns
 
 logger = get_logger()
-MAX_ROWS_NAMED = 5
+MAX_PROMPTS_SHOWN = 5
 
 
 def fit_prompts(dataset: Any, template: Any, model: Any, args: Any) -> Any:
@@ -23,7 +23,7 @@ def fit_prompts(dataset: Any, template: Any, model: Any, args: Any) -> Any:
     beginning of a prompt (ms-swift's default) trains on a question that nobody asked.
 
     Raises:
-        ConfigError: names the rows and their lengths.
+        ConfigError: shows the prompts and their lengths (ms-swift has shuffled the rows, their numbers say nothing).
     """
     if template.model_meta.is_multimodal:
         return dataset  # what an image costs is only known after it was loaded
@@ -31,16 +31,25 @@ def fit_prompts(dataset: Any, template: Any, model: Any, args: Any) -> Any:
     too_long = dict(_rows_longer_than(limit, dataset, template))
     if not too_long:
         return dataset
-    shown = ", ".join(f"row {row} ({n} tokens)" for row, n in list(too_long.items())[:MAX_ROWS_NAMED])
-    more = f" and {len(too_long) - MAX_ROWS_NAMED} more" if len(too_long) > MAX_ROWS_NAMED else ""
+    shown = _shown(dataset, too_long)
     if template.truncation_strategy != "raise":
         raise ConfigError(
             f"{len(too_long)} of {len(dataset)} prompts are longer than the {limit} tokens that --max_length and"
-            f" --max_completion_length {args.max_completion_length} leave: {shown}{more}; raise --max_length, lower"
+            f" --max_completion_length {args.max_completion_length} leave: {shown}; raise --max_length, lower"
             " --max_completion_length, or drop them with --truncation_strategy delete"
         )
-    logger.warning(f"dropped {len(too_long)} of {len(dataset)} prompts longer than {limit} tokens: {shown}{more}")
+    logger.warning(f"dropped {len(too_long)} of {len(dataset)} prompts longer than {limit} tokens: {shown}")
     return dataset.select([row for row in range(len(dataset)) if row not in too_long])
+
+
+def _shown(dataset: Any, too_long: dict[int, int]) -> str:
+    texts = []
+    for row, tokens in list(too_long.items())[:MAX_PROMPTS_SHOWN]:
+        asked = [turn["content"] for turn in dataset[row]["messages"] if turn["role"] != "assistant"]
+        texts.append(f"{str(asked[-1])[:40]!r}... ({tokens} tokens)")
+    if len(too_long) > len(texts):
+        texts.append(f"{len(too_long) - len(texts)} more")
+    return ", ".join(texts)
 
 
 def _prompt_limit(template: Any, model: Any, args: Any) -> int:

@@ -41,13 +41,13 @@ FAST: dict[str, Any] = {
 }
 
 
-def arguments(model: Path, data: Path, output: Path, **changes: Any) -> dict[str, Any]:
+def arguments(model: Path, data: Path, output: Path, /, **changes: Any) -> dict[str, Any]:
     """The options of a quick run; `changes` win. None drops an option."""
     options = FAST | {"model": str(model), "dataset": [str(data)], "output_dir": str(output)} | changes
     return {name: value for name, value in options.items() if value is not None}
 
 
-def train(model: Path, data: Path, output: Path, **changes: Any) -> Any:
+def train(model: Path, data: Path, output: Path, /, **changes: Any) -> Any:
     """Run `rlhf_main` in this process and return the trainer."""
     from swift import RLHFArguments
     from swift.pipelines.train.rlhf import SwiftRLHF

@@ -1,4 +1,4 @@
-"""Two ranks by the user's command against one process, on equal data: the same advantages and the same weights."""
+"""Two ranks by the user's command against one process, on equal data: same advantages, same weights."""
 
 import json
 from collections.abc import Callable
