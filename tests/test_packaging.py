@@ -6,13 +6,17 @@ The slow tests install into virtual environments of their own, which hold nothin
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
 import pytest
+from runs import arguments
 from sandbox import MS_SWIFT, REPOSITORY, Sandbox
 
 from swift_rlx import __version__, _boot
@@ -74,7 +78,7 @@ class Environment:
         """Run this environment's Python in it, with no other environment variables than the given ones."""
         command = [str(self.python), *arguments]
         return subprocess.run(
-            command, cwd=self._folder, env=variables, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=self._folder, env=variables, capture_output=True, text=True, timeout=240, check=False
         )
 
     def files(self) -> set[str]:
@@ -200,3 +204,26 @@ def test_an_install_into_a_target_folder_works_through_python_m(environment, whe
     result = environment.run("-m", "swift_rlx", "rlhf", "--seed", "1", PYTHONPATH=target)
     assert result.stderr == ""
     assert result.stdout.startswith("['--seed', '1'] {'swift_rlx': Plugin(")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_ranks_train_from_a_target_folder_with_the_real_ms_swift(
+    wheels, tmp_path, tiny_model, write_rows
+):
+    environment = Environment(tmp_path / "venv")
+    installed = sysconfig.get_path("purelib")  # .pth files in a folder that a .pth file adds are not read
+    (environment.packages / "test_environment.pth").write_text(installed, encoding="utf-8")
+    target = tmp_path / "target"
+    environment.install(wheels["wheel"], "--target", str(target))
+    options = arguments(tiny_model, write_rows(), tmp_path / "output", rlhf_type="rloo", ddp_backend="gloo")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**options, "reward_funcs": ["repetition"]}), encoding="utf-8")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    variables |= {"PYTHONPATH": str(target), "NPROC_PER_NODE": "2", "MASTER_PORT": port}
+    result = environment.run("-m", "swift_rlx", "rlhf", str(config), **variables)
+    assert result.returncode == 0, result.stderr[-3000:]
+    saved = json.loads((tmp_path / "output" / "args.json").read_text(encoding="utf-8"))
+    assert (saved["rlhf_type"], saved["global_world_size"]) == ("rloo", 2)
