@@ -8,7 +8,6 @@ computed in float32.
 
 from .ema_baseline import EMABaseline
 from .group_mean import group_centered
-from .group_sums import GroupSums, group_sums
 from .kl import k1, k2, k3, sequence_kl
 from .leave_one_out import loo_advantages
 from .sequence_loss import SequenceLoss, sequence_ppo_loss
@@ -18,12 +17,10 @@ from .whitening import Moments, masked_moments, masked_whiten, whiten
 
 __all__ = [
     "EMABaseline",
-    "GroupSums",
     "Moments",
     "SequenceLoss",
     "TokenLoss",
     "group_centered",
-    "group_sums",
     "k1",
     "k2",
     "k3",

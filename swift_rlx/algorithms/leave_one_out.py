@@ -29,4 +29,5 @@ def loo_advantages(rewards_B: Tensor, group_ids_B: Tensor, valid_B: Tensor) -> T
     count_B, mean_B = group_sums(rewards_B, group_ids_B, valid_B, caller="loo_advantages")
     centered_B = rewards_B.detach().double() - mean_B
     advantages_B = centered_B * count_B / (count_B - 1).clamp(min=1)
-    return advantages_B.where(valid_B & (count_B >= 2), 0.0).to(rewards_B.dtype)
+    # The only valid row of a group equals its mean exactly, so it gets 0 without a special case.
+    return advantages_B.where(valid_B, 0.0).to(rewards_B.dtype)

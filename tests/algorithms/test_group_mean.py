@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_rlx.algorithms import group_centered, group_sums, loo_advantages
+from swift_rlx.algorithms import group_centered, loo_advantages
+from swift_rlx.algorithms.group_sums import group_sums
 
 
 def tensors(rewards, ids, valid=None):

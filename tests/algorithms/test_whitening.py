@@ -174,9 +174,12 @@ def test_non_finite_value_under_the_mask_is_refused(bad):
 
 
 def test_large_offset_costs_no_digits():
-    """E[x^2] - E[x]^2 in float32 would return 0 or a negative variance here."""
-    values = tensor([[1e4 + 1, 1e4 - 1], [1e4 + 1, 1e4 - 1]])
-    assert masked_moments(values, torch.ones(2, 2, dtype=torch.bool)).variance == pytest.approx(1.0)
+    """The mean 1e7 + 2/3 does not exist in float32, and E[x^2] - E[x]^2 would be off by millions."""
+    values = tensor([[1e7, 1e7 + 1, 1e7 + 1]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    assert masked_moments(values, mask).variance == pytest.approx(2 / 9)
+    got = masked_whiten(values, mask)
+    torch.testing.assert_close(got, tensor([[-(2**0.5), 0.5**0.5, 0.5**0.5]]))
 
 
 def test_one_batch_differs_from_its_two_halves_whitened_apart():
