@@ -1,0 +1,148 @@
+"""Each algorithm learns: the reward of a tiny policy rises, by the real command and in process."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from runs import arguments, command, log_lines, swift, train, weights
+
+REWARD_FILE = '''
+from swift_rlx import register_reward
+
+@register_reward("share_of_digits")
+def share_of_digits(completion: str) -> float:
+    return sum(letter.isdigit() for letter in completion) / max(len(completion), 1)
+'''
+
+
+def share_of_digits(completions: list[str]) -> list[float]:
+    return [sum(letter.isdigit() for letter in text) / max(len(text), 1) for text in completions]
+
+
+@pytest.fixture
+def reward_file(tmp_path: Path) -> Path:
+    path = tmp_path / "digits.py"
+    path.write_text(REWARD_FILE)
+    return path
+
+
+LEARNERS: dict[str, dict[str, Any]] = {
+    "rloo": {"rlhf_type": "rloo"},
+    "reinforce_pp": {"rlhf_type": "reinforce_pp"},
+    "reinforce_pp, one completion": {"rlhf_type": "reinforce_pp", "num_generations": 1},
+    "reinforce_pp, running mean": {"rlhf_type": "reinforce_pp", "group_baseline": "ema"},
+    "reinforce_pp_baseline": {"rlhf_type": "reinforce_pp_baseline"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_the_reward_rises(
+    learner: str, tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    train(
+        tiny_model,
+        write_rows(64),
+        tmp_path / "run",
+        reward_funcs=[share_of_digits],
+        tuner_type="full",
+        max_steps=30,
+        per_device_train_batch_size=16,
+        learning_rate=3e-3,
+        max_grad_norm=1.0,
+        **LEARNERS[learner],
+    )
+    rewards = [line["reward"] for line in log_lines(tmp_path / "run") if "reward" in line]
+    start, end = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+    assert end > start + 0.15, f"reward went from {start:.3f} to {end:.3f}"
+
+
+def _train_until_killed(options: dict[str, Any], output: Path, step: int) -> None:
+    """Start the real command and kill -9 all of it once the checkpoint of `step` is complete."""
+    marker = output / f"checkpoint-{step}" / "trainer_state.json"
+    with subprocess.Popen(
+        command(options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 200
+        while not marker.exists():
+            assert process.poll() is None, process.stdout.read() if process.stdout else ""
+            assert time.monotonic() < deadline, "no checkpoint appeared"
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not (output / "checkpoint-30").exists(), "the run had ended before it was killed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rlhf_type", ["rloo", "reinforce_pp"])
+def test_a_killed_run_resumes_bit_equal_to_the_unbroken_one(
+    rlhf_type: str, tiny_model: Path, write_rows: Callable[..., Path], reward_file: Path, tmp_path: Path
+) -> None:
+    changes = {
+        "rlhf_type": rlhf_type,
+        "reward_funcs": ["share_of_digits"],
+        "external_plugins": [str(reward_file)],
+        "max_steps": 30,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "steps_per_generation": 4,
+    }
+    data = write_rows(16)
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    train(tiny_model, data, unbroken, **changes)
+    options = arguments(tiny_model, data, killed, **changes)
+    _train_until_killed(options, killed, step=5)
+    for torn in killed.glob("checkpoint-*"):  # a checkpoint that the kill tore is not the newest complete one
+        if torn.name != "checkpoint-5":
+            shutil.rmtree(torn)
+    result = swift(options | {"resume_from_checkpoint": str(killed / "checkpoint-5")})
+    assert result.returncode == 0, result.stderr[-2000:]
+    final, start = weights(unbroken / "checkpoint-30"), weights(unbroken / "checkpoint-5")
+    resumed = weights(killed / "checkpoint-30")
+    assert all(torch.equal(final[name], resumed[name]) for name in final)
+    assert any(not torch.equal(final[name], start[name]) for name in final)
+
+
+@pytest.mark.slow
+@pytest.mark.versions
+@pytest.mark.parametrize("rlhf_type", ["rloo", "reinforce_pp", "reinforce_pp_baseline"])
+def test_the_users_command_trains_from_a_yaml_file(
+    rlhf_type: str, tiny_model: Path, write_rows: Callable[..., Path], reward_file: Path, tmp_path: Path
+) -> None:
+    options = arguments(
+        tiny_model,
+        write_rows(16),
+        tmp_path / "run",
+        rlhf_type=rlhf_type,
+        reward_funcs=["share_of_digits"],
+        external_plugins=[str(reward_file)],
+        save_strategy="steps",
+        save_steps=2,
+    )
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(options))
+    result = subprocess.run(
+        [command({})[0], "rlhf", str(config)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert (tmp_path / "run" / "checkpoint-2" / "rlx" / "state.json").exists()
+    assert any(line.get("grad_norm", 0) > 0 for line in log_lines(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_a_typo_on_the_command_line_is_one_sentence(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    options = arguments(tiny_model, write_rows(16), tmp_path / "run", rlhf_type="rloo", reward_funcs=["acuracy"])
+    result = swift(options)
+    assert result.returncode == 1
+    assert "swift-rlx: error: unknown reward 'acuracy'" in result.stderr
+    assert "Traceback" not in result.stderr
