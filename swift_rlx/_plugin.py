@@ -18,6 +18,7 @@ TARGETS = {
     "swift.trainers.trainer_factory": "swift_rlx.integration.factory",
     "swift.rewards.orm": "swift_rlx.integration.reward_names",
     "swift.ui.llm_train.runtime": "swift_rlx.integration.web_ui",
+    "swift.ui.llm_rlhf.llm_rlhf": "swift_rlx.integration.web_ui_form",
 }
 
 
