@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from swift_rlx.rewards.values import NotAReward, drain, entries, number
 logger = logging.getLogger(__name__)
 
 _LARGEST = torch.finfo(torch.float32).max  # ms-swift keeps rewards in float32
+_HERE = Path(__file__).parent
 _PASS_THROUGH = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
@@ -103,16 +105,13 @@ class _Scoring:
 
     def _blame_the_batch(self, batch: RewardBatch, error: BaseException) -> list[_Attempt]:
         if self.on_error.raises:
-            raise RewardError(
-                f"{self.spec.label} raised {one_line(error)} on a batch of {len(batch)}"
-            ) from error
+            raise RewardError(f"{self.spec.label} {_told(error)} on a batch of {len(batch)}") from error
         return [_Attempt(error=error)] * len(batch)
 
     def _blame_rows(self, batch: RewardBatch, alone: list[_Attempt], error: BaseException) -> list[_Attempt]:
         if self.on_error.raises and not any(attempt.error is not None for attempt in alone):
             raise RewardError(
-                f"{self.spec.label} raised {one_line(error)} on a batch of {len(batch)}, but on none of its "
-                "rows alone"
+                f"{self.spec.label} {_told(error)} on a batch of {len(batch)}, but on none of its rows alone"
             ) from error
         return [row if row.error is not None else _Attempt(*self._entries(row.returned, 1)) for row in alone]
 
@@ -125,9 +124,7 @@ class _Scoring:
     def _score(self, batch: RewardBatch, row: int, attempt: _Attempt) -> float | None:
         if attempt.error is not None:
             self.counters.failures[type(attempt.error).__name__] += 1
-            return self._failed(
-                batch, row, f"raised {one_line(attempt.error)}", _cause(attempt.error), attempt.error
-            )
+            return self._failed(batch, row, _told(attempt.error), _cause(attempt.error), attempt.error)
         try:
             value = number(attempt.returned)
         except NotAReward as refusal:
@@ -216,6 +213,22 @@ def checked_reward(reward: Reward, on_error: OnError = RAISE) -> CheckedReward |
 
 
 def _cause(error: BaseException) -> tuple[Any, ...]:
-    """What makes two failures one cause: the type of the error and the line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return (type(error), frames[-1].filename, frames[-1].lineno) if frames else (type(error),)
+    """What makes two failures one cause: the type of the error and the line of the reward that raised it."""
+    return (type(error), _raised_at(error))
+
+
+def _told(error: BaseException) -> str:
+    """The error and where in the reward it came up: a message is often shown without its traceback."""
+    place = _raised_at(error)
+    return f"raised {one_line(error)}" + (f" in {place[0]}:{place[1]}" if place else "")
+
+
+def _raised_at(error: BaseException) -> tuple[str, int] | None:
+    """Path and line in the reward's own file, not in what it calls; None where the call itself was
+    refused."""
+    lines = [
+        (frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if Path(frame.f_code.co_filename).parent != _HERE
+    ]
+    return next((line for line in reversed(lines) if line[0] == lines[0][0]), None)

@@ -138,10 +138,10 @@ def _parameters(target: Any, label: str) -> list[inspect.Parameter]:
     parameters = _read_signature(target, label)
     first = parameters[0] if parameters else None
     if first is None or first.name not in (*ONE_COMPLETION, *ALL_COMPLETIONS):
+        got = str(first.replace(annotation=first.empty, default=first.empty)) if first else "nothing"
         raise PluginError(
-            f"{label} has {str(first) if first else 'nothing'!r} as its first parameter: call it "
-            "'completion' where "
-            "the reward takes one completion, or 'completions' where it takes all of them"
+            f"{label} has {got!r} as its first parameter: call it 'completion' where the reward takes one "
+            "completion, or 'completions' where it takes all of them"
         )
     if first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise PluginError(f"{label} takes {first.name!r} by keyword only: it is passed by position")

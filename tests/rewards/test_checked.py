@@ -4,9 +4,11 @@
 import asyncio
 import copy
 import inspect
+import json
 import logging
 import math
 import pickle
+import re
 import signal
 import threading
 from decimal import Decimal
@@ -170,10 +172,20 @@ def call(reward, *args, **kwargs):
 def test_a_row_that_raises_is_named_by_default(form):
     with pytest.raises(
         RewardError,
-        match=r"reward 'x' \(pack 1\.0\) raised KeyError: 'the odd one' on row 5 \(completion 'the odd one'",
+        match=r"reward 'x' \(pack 1\.0\) raised KeyError: 'the odd one' in .*test_checked\.py:\d+ "
+        r"on row 5 \(completion 'the odd one'",
     ) as caught:
         call(checked(form), ODD)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_the_line_named_is_the_rewards_own_and_not_one_of_a_library_below():
+    def reward(completion):
+        return json.loads(completion)["score"]
+
+    line = reward.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=rf"JSONDecodeError: .* in {re.escape(__file__)}:{line} on row 0"):
+        checked(reward)(["not json"])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -194,7 +206,7 @@ def test_a_batch_reward_that_raises_fails_as_a_whole(target, monkeypatch):
     reward = checked(target, "none")
     assert call(reward, ODD) == [None] * 8
     assert reward.counters.failures == {"KeyError": 8}
-    with pytest.raises(RewardError, match=r"raised KeyError: 'the odd one' on a batch of 8$"):
+    with pytest.raises(RewardError, match=r"raised KeyError: 'the odd one' in .*:\d+ on a batch of 8$"):
         call(checked(target), ODD)
 
 
@@ -205,7 +217,8 @@ def test_a_call_that_fails_only_as_a_whole_says_so():
         return [1.0] * len(completions)
 
     with pytest.raises(
-        RewardError, match="raised MemoryError: 8 completions on a batch of 8, but on none of its rows"
+        RewardError,
+        match=r"raised MemoryError: 8 completions in .*:\d+ on a batch of 8, but on none of its rows",
     ):
         checked(too_many)(EIGHT)
     assert checked(too_many, "none")(EIGHT) == [1.0] * 8
@@ -244,7 +257,7 @@ def test_one_warning_per_cause_and_not_per_row(caplog):
         target(EIGHT)
         target(EIGHT)
     assert target.counters.failures == {"ValueError": 6, "ZeroDivisionError": 2}
-    assert [record.getMessage().partition(" on row")[0] for record in caplog.records] == [
+    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == [
         "reward 'x' (pack 1.0) raised ValueError: text differs: completion 1",
         "reward 'x' (pack 1.0) raised ZeroDivisionError: integer division or modulo by zero",
     ]
