@@ -1,6 +1,6 @@
 """Build a virtual environment with pip, once.
 
-A stamp, written last, holds a hash of all that the environment depends on: with a matching stamp there is
+A stamp, written last, holds hashes of all that the environment depends on: with a matching stamp there is
 nothing to do, without one the environment is half made and is built again from nothing. pip's output goes to
 `pip.log` in the environment. Every failure is one sentence on stderr and exit code 1.
 """
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,18 +61,23 @@ class Recipe:
     def log(self) -> Path:
         return self.path / "pip.log"
 
-    def stamp(self) -> str:
-        """A hash of all that decides what the environment holds and whether it still works where it lies."""
-        parts = [str(self.path), str(REPOSITORY), sys.version, sys.base_prefix, self.extras]
-        parts += [*self.packages, "--no-deps", *self.without_dependencies]
-        parts += [self.constraints.read_text(), (REPOSITORY / "pyproject.toml").read_text()]
-        parts += [(REPOSITORY / name).read_text() for name in ("swift_rlx.pth", "swift_rlx.start")]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    def stamp(self) -> list[str]:
+        """Two hashes: of what only a new environment can change, and of this package's metadata."""
+        base = [str(self.path), sys.version, sys.base_prefix, self.constraints.read_text(), *self.packages]
+        base += ["--no-deps", *self.without_dependencies]
+        package = [str(REPOSITORY), self.extras, (REPOSITORY / "pyproject.toml").read_text()]
+        package += [(REPOSITORY / name).read_text() for name in ("swift_rlx.pth", "swift_rlx.start")]
+        return [hashlib.sha256("\0".join(parts).encode()).hexdigest() for parts in (base, package)]
+
+
+def read_stamp(recipe: Recipe) -> list[str]:
+    """The stamp in the environment; empty where the environment is missing or half made."""
+    stamp = recipe.path / STAMP
+    return stamp.read_text().split() if recipe.python.exists() and stamp.exists() else []
 
 
 def is_ready(recipe: Recipe) -> bool:
-    stamp = recipe.path / STAMP
-    return recipe.python.exists() and stamp.exists() and stamp.read_text().strip() == recipe.stamp()
+    return read_stamp(recipe) == recipe.stamp()
 
 
 def check_python() -> None:
@@ -110,11 +115,11 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def check_space(path: Path, free: Callable[[Path], int] = free_bytes) -> None:
+def check_space(path: Path) -> None:
     for folder, needed in needed_space(path).items():
-        if free(folder) < needed:
+        if free_bytes(folder) < needed:
             raise BuildError(
-                f"the disk that holds {folder} has {free(folder) / GB:.1f} GB free and the installation "
+                f"the disk that holds {folder} has {free_bytes(folder) / GB:.1f} GB free and the installation "
                 f"needs {needed / GB:.0f} GB there; make room, or move the clone (TMPDIR and PIP_CACHE_DIR "
                 "move pip's own files)"
             )
@@ -152,25 +157,34 @@ def run(command: list[str], recipe: Recipe, title: str) -> None:
         raise BuildError(explain(output_of_stage, title=title, log=recipe.log, full=full))
 
 
-def build(recipe: Recipe) -> None:
-    """Make the environment from nothing; the stamp comes last."""
-    for entry in recipe.path.iterdir():
+def clear(folder: Path) -> None:
+    for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    check_space(recipe.path)
-    (recipe.path / "pyvenv.cfg").touch()  # from here on the folder is ours, however the next lines end
+
+
+def build(recipe: Recipe) -> None:
+    """Make the environment from nothing, or only this package anew where nothing else changed; stamp last."""
+    has_base = read_stamp(recipe)[:1] == recipe.stamp()[:1]
+    if has_base:
+        (recipe.path / STAMP).unlink()
+    else:
+        clear(recipe.path)
+        check_space(recipe.path)
+        (recipe.path / "pyvenv.cfg").touch()  # from here on the folder is ours, however the next lines end
     pip = [str(recipe.python), "-m", "pip", "install", "--progress-bar", "off"]
     pip += ["--constraint", str(recipe.constraints)]
     this = f"{REPOSITORY}[{recipe.extras}]" if recipe.extras else str(REPOSITORY)
-    run([sys.executable, "-m", "venv", str(recipe.path)], recipe, "making the virtual environment")
-    run([*pip, "torch"], recipe, "installing torch")
+    if not has_base:
+        run([sys.executable, "-m", "venv", str(recipe.path)], recipe, "making the virtual environment")
+        run([*pip, "torch"], recipe, "installing torch")
     run([*pip, *recipe.packages, "--editable", this], recipe, "installing ms-swift and this package")
-    if recipe.without_dependencies:
+    if recipe.without_dependencies and not has_base:
         names = ", ".join(recipe.without_dependencies)
         run([*pip, "--no-deps", *recipe.without_dependencies], recipe, f"installing {names}")
-    (recipe.path / STAMP).write_text(recipe.stamp() + "\n")
+    (recipe.path / STAMP).write_text("\n".join(recipe.stamp()) + "\n")
 
 
 def parse(arguments: list[str]) -> Recipe:

@@ -25,7 +25,7 @@ class Verdict:
 
     @property
     def is_success(self) -> bool:
-        """A rise of at least 0.2 and of at least three standard errors. NaN is no success."""
+        """A rise of at least 0.2 and of at least three standard errors."""
         return self.rise >= MIN_RISE and self.rise >= MIN_STANDARD_ERRORS * self.standard_error
 
 
