@@ -157,3 +157,10 @@ def test_first_batch_carries_the_factor_of_a_mean_that_includes_the_row():
         return EMABaseline(0.95).advantages(rewards, valid)
 
     torch.testing.assert_close(bandit_gradient(first_batch), torch.full((3,), 1 - 1 / 2, dtype=F64))
+
+
+def test_advantages_have_the_dtype_of_the_rewards_and_no_gradient():
+    rewards = tensor([1.0, 0.0], requires_grad=True)
+    got = EMABaseline(0.95).advantages(rewards, tensor([True, True]))
+    assert got.dtype == torch.float32
+    assert not got.requires_grad

@@ -56,3 +56,10 @@ def test_group_sums_counts_and_averages_valid_rows():
 def test_group_sums_names_itself_when_it_refuses():
     with pytest.raises(ValueError, match="group_sums got the reward nan in row 0"):
         group_sums(*tensors([math.nan], [0]))
+
+
+def test_result_has_the_dtype_of_the_rewards_and_no_gradient():
+    rewards = torch.tensor([1.0, 0.0], requires_grad=True)
+    got = group_centered(rewards, torch.tensor([0, 0]), torch.tensor([True, True]))
+    assert got.dtype == torch.float32
+    assert not got.requires_grad
