@@ -59,7 +59,7 @@ def install() -> None:
     that others have imported from them stay as they are.
     """
     if finder() is None:
-        exec(FINDER, {"sys": sys})
+        exec(FINDER, {"sys": sys, "__name__": __name__})
     if "swift" in sys.modules:
         from swift_rlx._hooks import hooks
 

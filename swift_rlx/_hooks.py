@@ -79,9 +79,9 @@ class Hooks:
         self.load_plugins()
         if name not in self._callbacks or name in self._busy:
             return None
-        self._busy.add(name)  # another finder may ask all of sys.meta_path too, and so come back here
+        self._busy.add(name)  # all finders are asked: ours comes back here, so may others that do the same
         try:
-            return self._watched(name, _ask_other_finders(name, path, target))
+            return self._watched(name, _ask_finders(name, path, target))
         finally:
             self._busy.discard(name)
 
@@ -237,9 +237,9 @@ def _origin(point: EntryPoint) -> str:
     return "no installed distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
-def _ask_other_finders(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+def _ask_finders(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
     for finder in list(sys.meta_path):
-        find = None if hasattr(finder, "swift_rlx") else getattr(finder, "find_spec", None)
+        find = getattr(finder, "find_spec", None)
         spec: ModuleSpec | None = find(name, path, target) if find is not None else None
         if spec is not None:
             return spec

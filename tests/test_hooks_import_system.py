@@ -151,7 +151,12 @@ shutil.rmtree(swift.__path__[0] + '/trainers')
 
 
 def test_a_finder_with_one_loader_for_all_modules_is_served_like_any_other(recorded):
-    code = SHARED_LOADER.format(slots="", loader="shared") + "import swift.trainers"
+    code = SHARED_LOADER.format(slots="", loader="shared") + (
+        "import swift.trainers\n"
+        "del sys.modules['swift.trainers.trainer_factory']\n"
+        "assert importlib.util.find_spec('swift.trainers.trainer_factory')\n"
+        "import swift.trainers.that_nobody_asked_for"
+    )
     assert recorded(code) == [["swift.trainers.trainer_factory", True], ["swift.trainers", True]]
 
 
