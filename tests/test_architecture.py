@@ -46,6 +46,7 @@ CATCHES_EVERYTHING = {
     "swift_rlx/registry.py": "a half-removed distribution must not hide the others",
     "swift_rlx/rewards/checked.py": "a reward function raises what it likes",
     "swift_rlx/testing/reward_suite.py": "a reward under test raises what it likes",
+    "swift_rlx/cli/probe.py": "a package that fails to import is a line of the doctor's report",
 }
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "core", "manager"}
 PICKLING = {"pickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}

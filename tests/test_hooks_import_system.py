@@ -11,6 +11,8 @@ import json
 import pytest
 from sandbox import MS_SWIFT, Sandbox
 
+from swift_rlx import _boot
+
 START = """
 import json, sys
 from swift_rlx import _boot, _hooks
@@ -187,11 +189,16 @@ def test_importlib_metadata_and_cache_invalidation_work_with_the_finder_in_place
     ],
 )
 def test_a_half_removed_package_is_silent_and_leaves_its_reason_on_the_finder(fake_swift, package, reason):
-    from swift_rlx import _boot
-
     fake_swift.write(package)
     code = f"{_boot.PTH}import swift.arguments, swift.trainers\nprint(sys.meta_path[0].swift_rlx)"
     result = fake_swift.run(code, PYTHONPATH=str(fake_swift.folder))
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("swift_rlx._hooks cannot be imported: ")
     assert reason in result.stdout
+
+
+def test_hooks_that_cannot_be_imported_are_tried_once(fake_swift):
+    count = "import sys\nsys.tries = getattr(sys, 'tries', 0) + 1\n1 / 0\n"
+    fake_swift.write({"swift_rlx/__init__.py": "", "swift_rlx/_hooks.py": count})
+    code = f"{_boot.PTH}import swift.arguments, swift.trainers\nprint(sys.tries)"
+    assert fake_swift.run(code, PYTHONPATH=str(fake_swift.folder)).stdout == "1\n"
