@@ -8,10 +8,11 @@ from swift_rlx.algorithms import (
     EMABaseline,
     group_centered,
     k1,
-    masked_whiten,
+    masked_moments,
     reverse_returns,
     token_ppo_loss,
     token_rewards,
+    whiten,
 )
 from swift_rlx.trainers.batch import RLXBatch, Rollout
 from swift_rlx.trainers.on_policy import OnPolicyTrainer
@@ -22,6 +23,12 @@ class _TokenTrainer(OnPolicyTrainer):
     """PPO-clip per token, averaged over the tokens of the whole optimizer step."""
 
     loss_unit: ClassVar[Literal["row", "token"]] = "token"
+
+    def whitened(self, values_nT: torch.Tensor, mask_nT: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Values normalized over the tokens of all ranks. The mean that is taken out couples to lengths: logged."""
+        moments = masked_moments(values_nT, mask_nT, reduce_sum=rollout.reduce_sum)
+        self.record_moments(moments)
+        return whiten(values_nT, mask_nT, moments)
 
     def policy_loss(self, logprobs_BT: torch.Tensor, old_BT: torch.Tensor, batch: RLXBatch) -> PolicyLoss:
         mask = batch.loss_mask
@@ -50,26 +57,24 @@ class ReinforcePPTrainer(_TokenTrainer):
 
     def estimate_advantages(self, rollout: Rollout) -> torch.Tensor:
         mask = rollout.mask_nT & rollout.valid_N[rollout.rows, None]
-        rewards_n = rollout.rewards_N[rollout.rows]
-        if self.ema_baseline is not None:
-            rewards_n = self._less_running_mean(rollout)[rollout.rows]
         kl = torch.zeros_like(mask, dtype=torch.float32)
         if self.kl_is_in_reward:
             kl = k1(rollout.proximal_logprobs_nT, rollout.ref_logprobs_nT, mask)
             self.record_sequence_kl(rollout.gather(kl.sum(1))[rollout.valid_N])
-        rewards_nT = token_rewards(rewards_n, kl, mask, self.beta if self.kl_is_in_reward else 0.0)
+        beta = self.beta if self.kl_is_in_reward else 0.0
+        rewards_nT = token_rewards(rollout.rewards_N[rollout.rows], kl, mask, beta)
         returns = reverse_returns(rewards_nT, mask, self.args.gamma)
-        if self.ema_baseline is not None:
-            return returns * mask
-        return masked_whiten(returns, mask, reduce_sum=rollout.reduce_sum)
+        if self.ema_baseline is None:
+            return self.whitened(returns, mask, rollout)
+        return (returns - self._running_mean(self.ema_baseline, rollout)) * mask
 
-    def _less_running_mean(self, rollout: Rollout) -> torch.Tensor:
-        """R - V [N]. V is used before it is updated, which keeps the estimator unbiased; evaluation leaves it be."""
-        baseline = self.ema_baseline
-        advantages_N = baseline.advantages(rollout.rewards_N, rollout.valid_N)
+    @staticmethod
+    def _running_mean(baseline: EMABaseline, rollout: Rollout) -> float:
+        """V before this batch changes it, which keeps the estimator unbiased; evaluation leaves it be."""
+        value = baseline.baseline(rollout.rewards_N, rollout.valid_N)
         if rollout.is_training:
             baseline.update(baseline.batch_mean(rollout.rewards_N, rollout.valid_N))
-        return advantages_N
+        return value
 
     def algorithm_state(self) -> dict[str, Any]:
         return {} if self.ema_baseline is None else {"ema_baseline": self.ema_baseline.state_dict()}
@@ -85,4 +90,4 @@ class ReinforcePPBaselineTrainer(_TokenTrainer):
     def estimate_advantages(self, rollout: Rollout) -> torch.Tensor:
         centered_N = group_centered(rollout.rewards_N, rollout.group_ids_N, rollout.valid_N)
         mask = rollout.mask_nT & rollout.valid_N[rollout.rows, None]
-        return masked_whiten(centered_N[rollout.rows, None] * mask, mask, reduce_sum=rollout.reduce_sum)
+        return self.whitened(centered_N[rollout.rows, None] * mask, mask, rollout)

@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import gather
 from swift.utils import get_logger
 
+from swift_rlx.algorithms import Moments
 from swift_rlx.trainers.batch import RLXBatch, Rollout
 
 logger = get_logger()
@@ -51,6 +52,8 @@ class RolloutMetricsMixin:
     ) -> None:
         """Rewards, spread and validity of a generation batch; the rows of the completions table."""
         valid = rollout.valid_N
+        if rollout.is_training and not valid.any():
+            logger.warning("no reward scored any completion of this generation batch: it trains nothing")
         self._record("reward", rollout.rewards_N[valid])
         self._record_spread(rollout)
         for index, name in enumerate(self.reward_func_names):
@@ -89,6 +92,11 @@ class RolloutMetricsMixin:
                 " equal rewards: there is nothing to learn from. Use harder or easier prompts, a finer reward, a"
                 " higher --temperature or more --num_generations."
             )
+
+    def record_moments(self, moments: Moments) -> None:
+        """Mean and standard deviation that global normalization took out of the returns."""
+        self._metrics[self._mode]["advantages/mean_removed"].append(moments.mean)
+        self._metrics[self._mode]["advantages/std_removed"].append(moments.variance**0.5)
 
     def record_sequence_kl(self, kl: torch.Tensor) -> None:
         """KL from the reference of each valid completion, the token sum of k1."""

@@ -176,3 +176,27 @@ def test_a_run_says_what_it_trains(
     assert "baseline loo, KL 0.05 as k1 in the reward, no reward clip" in caplog.text
     assert "a generation batch is 2 prompts = 8 completions" in caplog.text
     assert "1 prompts of the last incomplete one are left out" in caplog.text
+
+
+def test_the_running_mean_is_subtracted_whole_under_a_discount(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A = G - V: discounting V with the reward would make a baseline of the completion's length."""
+    from swift_rlx.trainers import ReinforcePPTrainer
+
+    kept: list[torch.Tensor] = []
+    stock = ReinforcePPTrainer.estimate_advantages
+
+    def keep(self: Any, rollout: Any) -> torch.Tensor:
+        kept.append(stock(self, rollout) * rollout.mask_nT)
+        return kept[-1]
+
+    monkeypatch.setattr(ReinforcePPTrainer, "estimate_advantages", keep)
+
+    def one(completions: list[str]) -> list[float]:
+        return [1.0] * len(completions)
+
+    changes = {"rlhf_type": "reinforce_pp", "group_baseline": "ema", "gamma": 0.5, "beta": 0.0}
+    train(tiny_model, write_rows(16), tmp_path / "run", reward_funcs=[one], **changes)
+    row = kept[1][0]  # V is 1 from the first batch on; six tokens, the reward at the last
+    assert row.tolist() == pytest.approx([0.5**steps - 1 for steps in range(5, -1, -1)])
