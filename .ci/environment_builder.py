@@ -127,7 +127,7 @@ def check_space(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let only one process at a time build the environment. The folder itself is the lock: it is kept."""
+    """Let one process at a time build the environment. The folder itself is the lock, so it is kept."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
