@@ -119,9 +119,9 @@ def check_space(path: Path) -> None:
     for folder, needed in needed_space(path).items():
         if free_bytes(folder) < needed:
             raise BuildError(
-                f"the disk that holds {folder} has {free_bytes(folder) / GB:.1f} GB free and the installation "
-                f"needs {needed / GB:.0f} GB there; make room, or move the clone (TMPDIR and PIP_CACHE_DIR "
-                "move pip's own files)"
+                f"the disk that holds {folder} has {free_bytes(folder) / GB:.1f} GB free and the "
+                f"installation needs {needed / GB:.0f} GB there; make room, or move the clone (TMPDIR and "
+                "PIP_CACHE_DIR move pip's own files)"
             )
 
 
