@@ -42,5 +42,11 @@ def _is_ours(cls: Any, task: str) -> bool:
     """Whether a task, as the page writes it (`pid:1/create:.../running:.../cmd:swift rlhf ...`), is a run of ours."""
     try:
         return cls.parse_info_from_cmdline(task)[1].get("rlhf_type") in NAMES
-    except (KeyError, IndexError, TypeError, ValueError, OSError):  # not a task at all, or one without --output_dir
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        OSError,
+    ):  # not a task at all, or one without --output_dir
         return False
