@@ -22,7 +22,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. `remedy` says what to do, `data` are the facts behind `detail`, for programs."""
+    """One line of the report. `remedy` says what to do; `data` are the facts, for programs."""
 
     name: str
     status: Status

@@ -1,4 +1,4 @@
-"""From facts to findings: what counts as OK, WARN and FAIL, and what to do about it. Nothing is read or run here."""
+"""From facts to findings: what is OK, WARN or FAIL, and what to do about it. Nothing is read or run here."""
 
 from swift_rlx import __version__
 from swift_rlx.cli.checks import Check, Report, Section, fail, ok, warn
@@ -87,7 +87,7 @@ def _imports(probe: Probe) -> Check:
 
 
 def _import_remedy(error: str) -> str:
-    """`pip install X` for "ModuleNotFoundError: No module named 'x.y'"; the distribution may have another name."""
+    """`pip install X` for "ModuleNotFoundError: No module named 'x.y'"."""
     kind, _, message = error.partition(": ")
     module = message.partition("'")[2].partition("'")[0].partition(".")[0]
     if kind == "ModuleNotFoundError" and module and module not in ("swift", "swift_rlx"):
@@ -104,12 +104,12 @@ def _clauses(probe: Probe) -> Check:
         detail = f"all {contract['clauses']} clauses are kept"
         return ok("contract", detail, clauses=contract["clauses"], breaches=[])
     breaches, clauses = contract["breaches"], contract["clauses"]
-    error = probe.errors.get("swift") or probe.errors.get("trainers")
+    unimportable = probe.errors.get("swift") or probe.errors.get("trainers")
     tested = f"pip install 'ms-swift=={contract['tested'][-1]}', or a swift-rlx that supports your ms-swift"
     return fail(
         "contract",
         f"{len(breaches)} of {clauses} clauses are broken: {'; '.join(breaches)}",
-        tested if error is None else _import_remedy(error),
+        tested if unimportable is None else _import_remedy(unimportable),
         clauses=clauses,
         breaches=breaches,
     )
@@ -144,9 +144,7 @@ def _devices(probe: Probe) -> tuple[Check, ...]:
         ok("cpu", f"{cores} cores", cores=cores, accelerators=accelerators),
         ok("process groups", ", ".join(backends), backends=backends)
         if backends
-        else warn(
-            "process groups", "neither nccl nor gloo: one process only", "install a torch build with gloo"
-        ),
+        else warn("process groups", "no nccl, no gloo: one process only", "install a torch build with gloo"),
     )
 
 

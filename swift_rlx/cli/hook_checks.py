@@ -34,9 +34,7 @@ def _files(environment: Environment, probe: Probe) -> Check:
         old = ", ".join(path for path, current in files.items() if not current)
         return warn("hook files", f"{old} is not of this version of swift-rlx", REINSTALL, paths=list(files))
     if probe.found_at_start:
-        return ok(
-            "hook files", "none beside the installed packages; the hook is there all the same", paths=[]
-        )
+        return ok("hook files", "none, but the hook is there all the same", paths=[])
     detail = "swift_rlx.pth is in no folder that Python reads at its start"
     return fail("hook files", detail, f"{REINSTALL}, {WITHOUT_HOOK_FILE}", paths=[])
 
@@ -70,7 +68,7 @@ def _command(environment: Environment) -> Check:
         return warn("swift command", "not on PATH", f"activate the environment, or call {here}", path=None)
     if os.path.realpath(os.path.dirname(found)) != os.path.realpath(environment.bin_folder):
         detail = f"{found} does not belong to {environment.executable}"
-        remedy = f"activate the environment, or call {here}; swift-rlx must be installed beside the `swift` you call"
+        remedy = f"activate the environment, or call {here}; swift-rlx belongs beside the `swift` you call"
         return warn("swift command", detail, remedy, path=found)
     return ok("swift command", found, path=found)
 

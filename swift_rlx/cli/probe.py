@@ -1,7 +1,7 @@
 """Questions that only a fresh interpreter can answer, as one of `swift`'s own processes would.
 
-`ask` starts `sys.executable` with `START`, which notes whether the import finder was there from the beginning, and
-calls `main` in it. Every step is guarded: a package that fails to import becomes a line of the report.
+`ask` starts `sys.executable` with `START`, which notes whether the import finder was there from the beginning,
+and calls `main` in it. Every step is guarded: a package that fails to import becomes a line of the report.
 """
 
 import json
@@ -26,7 +26,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Answers by step, and for the steps that failed one line each. `found_at_start`: the finder was in place."""
+    """Answers by step; one line for each step that failed. `found_at_start`: the finder was in place."""
 
     found_at_start: bool = False
     answers: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Probe:
 
 
 def ask(timeout_s: float = TIMEOUT_S) -> Probe:
-    """Run the steps in a new interpreter. One that dies, hangs or cannot import us gives the error `interpreter`."""
+    """Run the steps in a new interpreter; if it dies, hangs or cannot import us: the error `interpreter`."""
     with tempfile.TemporaryDirectory(prefix="swift-rlx-doctor-") as folder:
         path = os.path.join(folder, "answers.json")
         try:

@@ -1,4 +1,4 @@
-"""Findings about rewards: one line a name that `--reward_funcs` takes. A broken reward never keeps rloo from running."""
+"""Findings about rewards, one line a name. A broken reward is a WARN: it keeps nothing else from running."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ def import_trainers() -> list[str]:
 
 
 def listed_rewards() -> list[dict[str, Any]]:
-    """Every name that `--reward_funcs` takes, sorted: who offers it, how it is called, and what is wrong with it.
+    """Every name that `--reward_funcs` takes, sorted: who offers it, how it is called, what is wrong with it.
 
     Left out: ms-swift's own entries that only `swift sample` can call.
     """

@@ -1,8 +1,8 @@
 """ms-swift's web page, run-time part: plots of a run of ours, where stock shows none or fails.
 
-Stock gives no plots, and then a TypeError, for an rlhf_type that it does not know: ours look like GRPO's. From 4.6.0
-on, the page also follows a running task only if it knows it, and the list of commands it knows by is that of the
-training tab in every tab, so no `swift rlhf` task is followed before it has ended.
+Stock gives no plots, and then a TypeError, for an rlhf_type that it does not know: ours look like GRPO's. From
+4.6.0 on, the page also follows a running task only if it knows it, and the list of commands it knows by is that
+of the training tab in every tab, so no `swift rlhf` task is followed before it has ended.
 """
 
 from types import ModuleType
@@ -12,7 +12,10 @@ from swift_rlx.integration.algorithm_table import NAMES
 
 
 def install(module: ModuleType) -> None:
-    """Wrap `get_plot(task)` and, where there is one, `_is_known_task(task)` of `swift.ui.llm_train.runtime.Runtime`."""
+    """Wrap `Runtime.get_plot(task)` and, if it is there, `Runtime._is_known_task(task)` of `module`.
+
+    module: `swift.ui.llm_train.runtime`.
+    """
     runtime = module.Runtime
     runtime.get_plot = classmethod(_with_our_plots(runtime.get_plot.__func__))
     if hasattr(runtime, "_is_known_task"):
@@ -39,7 +42,7 @@ def _with_our_tasks(stock: Any) -> Any:
 
 
 def _is_ours(cls: Any, task: str) -> bool:
-    """Whether a task, as the page writes it (`pid:1/create:.../running:.../cmd:swift rlhf ...`), is a run of ours."""
+    """Whether a task, written by the page as `pid:1/create:.../running:.../cmd:swift rlhf ...`, is ours."""
     try:
         return cls.parse_info_from_cmdline(task)[1].get("rlhf_type") in NAMES
     except (

@@ -1,7 +1,7 @@
 """ms-swift's web page, form part: the RLHF tab submits one of our types as the form shows it.
 
-For a type that it does not know, stock drops the completion length and the reward model from the command, proposes
-beta 0.1, and answers a refusal with the word "Error".
+For a type that it does not know, stock drops the completion length and the reward model from the command,
+proposes beta 0.1, and answers a refusal with the word "Error".
 """
 
 from types import ModuleType
@@ -14,7 +14,7 @@ KEPT = ("max_completion_length", "reward_model", "reward_model_type", "ref_model
 
 
 def install(module: ModuleType) -> None:
-    """Wrap `LLMRLHF.filter_rlhf_args`, `LLMRLHF.train` and `RLHF.update_beta` of `swift.ui.llm_rlhf.llm_rlhf`."""
+    """Wrap three functions of `swift.ui.llm_rlhf.llm_rlhf`, the tab and its fields."""
     tab, fields = module.LLMRLHF, module.RLHF
     tab.filter_rlhf_args = classmethod(_keeping_our_arguments(tab.filter_rlhf_args.__func__))
     tab.train = classmethod(_telling_refusals(tab.train.__func__, module.gr.Error))
