@@ -162,10 +162,10 @@ def test_packages_that_share_a_namespace_are_told_apart(registry, install):
 
 
 def test_one_offer_as_entry_point_and_as_registration_is_no_conflict(registry, install):
-    module = install("pack-a", {"alpha": "value"}, "value = 1")
-    registry.register("alpha", 1, provider=registry.owner(module, "/x.py"))
+    module = install("pack-a", {"alpha": "value"}, "value = 'entry point'")
+    registry.register("alpha", "registered while loading", provider=registry.owner(module, "/x.py"))
     assert registry.providers("alpha") == (Provider("pack-a", "1.0"),)
-    assert registry.get("alpha") == 1
+    assert registry.get("alpha") == "entry point"
 
 
 def test_subscribers_hear_of_earlier_and_later_registrations(registry, install):

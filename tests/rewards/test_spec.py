@@ -100,7 +100,7 @@ def test_what_a_partial_fixes_is_not_a_column():
         return scale
 
     spec = spec_of(functools.partial(functools.partial(reward, scale=2.0), bias=1))
-    assert spec.required_columns == ("solution",)
+    assert (spec.required_columns, spec.optional_columns) == (("solution",), ())
     assert spec.bound_columns == {"scale", "bias"}
 
 
