@@ -62,10 +62,10 @@ class Recipe:
         return self.path / "pip.log"
 
     def stamp(self) -> list[str]:
-        """Two hashes: of what only a new environment can change, and of this package's metadata."""
-        base = [str(self.path), sys.version, sys.base_prefix, self.constraints.read_text(), *self.packages]
-        base += ["--no-deps", *self.without_dependencies]
-        package = [str(REPOSITORY), self.extras, (REPOSITORY / "pyproject.toml").read_text()]
+        """Two hashes: of what takes a new environment to change, and of what pip can add to an old one."""
+        base = [str(self.path), sys.version, sys.base_prefix, self.constraints.read_text()]
+        base += self.without_dependencies
+        package = [str(REPOSITORY), self.extras, *self.packages, (REPOSITORY / "pyproject.toml").read_text()]
         package += [(REPOSITORY / name).read_text() for name in ("swift_rlx.pth", "swift_rlx.start")]
         return [hashlib.sha256("\0".join(parts).encode()).hexdigest() for parts in (base, package)]
 

@@ -14,14 +14,14 @@ ERROR_LINE = re.compile(r"^\s*(?:ERROR|error): (.+)$", re.MULTILINE)
 
 def explain(text: str, *, title: str, log: Path, full: list[str]) -> str:
     """One sentence for the failed stage `title`; `full` names the folders whose disk has no room left."""
-    errors = ERROR_LINE.findall(text)
-    last = errors[-1].strip().rstrip(".") if errors else "no error line"
     if full or DISK_FULL.search(text):
         where = ", ".join(full) or f"{log.parent}, the temporary folder or pip's cache"
-        return f"the disk is full while {title} ({where}); make room and run the command again (log: {log})"
-    if NO_NETWORK.search(text):
+        return f"the disk is full while {title} ({where}); make room and try again (log: {log})"
+    if symptoms := NO_NETWORK.findall(text):
         return (
-            f"no connection to the package index while {title} ({last}); check the network, the proxy and "
-            f"pip's index settings, then run the command again (log: {log})"
+            f"no connection to the package index while {title} ({symptoms[-1]}); check the network, the proxy "
+            f"and pip's index settings, then try again (log: {log})"
         )
+    errors = ERROR_LINE.findall(text)
+    last = errors[-1].strip().rstrip(".") if errors else "it gave no reason"
     return f"pip failed while {title}: {last}; the whole output is in {log}"
