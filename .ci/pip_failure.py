@@ -19,8 +19,8 @@ def explain(text: str, *, title: str, log: Path, full: list[str]) -> str:
         return f"the disk is full while {title} ({where}); make room and try again (log: {log})"
     if symptoms := NO_NETWORK.findall(text):
         return (
-            f"no connection to the package index while {title} ({symptoms[-1]}); check the network, the proxy "
-            f"and pip's index settings, then try again (log: {log})"
+            f"no connection to the package index while {title} ({symptoms[-1]}); check the network, the "
+            f"proxy and pip's index settings, then try again (log: {log})"
         )
     errors = ERROR_LINE.findall(text)
     last = errors[-1].strip().rstrip(".") if errors else "it gave no reason"
