@@ -54,7 +54,7 @@ def check_reward_names(names: list[Any]) -> None:
 
     Raises:
         ConfigError: a name is given twice, or its optional dependency is missing.
-        PluginError: a name is unknown, offered twice, or its package fails to import.
+        PluginError: a name is unknown, offered twice, its package fails to import, or it cannot be called as a reward.
     """
     named = [name for name in names if isinstance(name, str)]
     twice = sorted({name for name in named if named.count(name) > 1})
@@ -66,7 +66,8 @@ def check_reward_names(names: list[Any]) -> None:
                 f"the reward {name!r} needs the package math-verify, which is not installed;"
                 " install it with: pip install 'swift-rlx[math]'"
             )
-        _find(name)
+        target, provider = _find(name)
+        describe_reward(name, target, provider=provider)
 
 
 def build_rewards(rewards: list[Any], args: Any) -> list[Checked]:

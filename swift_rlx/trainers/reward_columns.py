@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from swift_rlx.integration.reward_names import Checked, build_rewards
-from swift_rlx.rewards import combine_rewards
+from swift_rlx.rewards import AsyncCheckedReward, combine_rewards
 
 
 class RewardColumnsMixin:
@@ -32,9 +32,12 @@ class RewardColumnsMixin:
     def _score_outside_running_loop(self, samples: list[Any]) -> torch.Tensor:
         """ms-swift runs async rewards with `asyncio.run`, which a notebook's running loop refuses."""
         score = super()._compute_rewards_per_func
+        has_async = any(isinstance(reward, AsyncCheckedReward) for reward in self.checked_rewards)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
+            return score(samples)
+        if not has_async:  # stay on this thread: verifiers that set SIGALRM need the main one
             return score(samples)
         with ThreadPoolExecutor(1, "rewards") as pool:
             return pool.submit(score, samples).result()

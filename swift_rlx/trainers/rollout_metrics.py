@@ -62,6 +62,11 @@ class RolloutMetricsMixin:
             self._record(f"reward/{name}/mean", scored)
             self._metrics[self._mode][f"reward/{name}/std"].append(scored.std(correction=0).nan_to_num().item())
             self._record(f"reward/{name}/none", column.isnan().float())
+            if rollout.is_training and self.state.global_step == 0 and len(scored) and not scored.any():
+                logger.warning(
+                    f"the reward {name} is 0 for every completion of the first generation batch: check that it reads"
+                    " what the model writes (a chat template may have opened a tag that it looks for)"
+                )
             self._logs["rewards"][name].extend(column.tolist())
         tokens_n = rollout.mask_nT.sum(1).clamp(min=1)
         per_row = (advantages_nT * rollout.mask_nT).sum(1) / tokens_n

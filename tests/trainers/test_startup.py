@@ -127,3 +127,20 @@ def test_reward_on_error_none_leaves_the_row_unscored(
     assert sum(line["rows/unscored"] for line in lines) == pytest.approx(0.5)
     train(tiny_model, write_rows(16), tmp_path / "value", reward_on_error="value:-1", **options)
     assert all(line["rows/unscored"] == 0 for line in log_lines(tmp_path / "value") if "rows/unscored" in line)
+
+
+def test_a_reward_that_is_zero_everywhere_at_first_is_warned_about(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from swift.utils import get_logger
+
+    def zero(completions: list[str]) -> list[float]:
+        return [0.0] * len(completions)
+
+    get_logger().propagate = True
+    try:
+        train(tiny_model, write_rows(16), tmp_path / "run", rlhf_type="rloo", reward_funcs=[zero, constant])
+    finally:
+        get_logger().propagate = False
+    assert "the reward zero is 0 for every completion of the first generation batch" in caplog.text
+    assert "the reward constant is 0" not in caplog.text
