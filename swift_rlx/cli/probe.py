@@ -1,7 +1,8 @@
 """Questions that only a fresh interpreter can answer, as one of `swift`'s own processes would.
 
-`ask` starts `sys.executable` with `START`, which notes whether the import finder was there from the beginning,
-and calls `main` in it. Every step is guarded: a package that fails to import becomes a line of the report.
+`ask` starts `sys.executable` with `START`, which notes whether the import finder was there from the
+beginning, and calls `main` in it. Every step is guarded: a package that fails to import becomes a line of the
+report.
 """
 
 import json
@@ -71,12 +72,6 @@ def main(found_at_start: bool, path: str) -> None:
     os.replace(f"{path}.part", path)
 
 
-def _swift() -> str:
-    import importlib
-
-    return str(importlib.import_module("swift").__file__)
-
-
 def _hook() -> dict[str, Any]:
     from swift_rlx._hooks import hooks
 
@@ -123,7 +118,7 @@ def _inspection(question: str) -> Callable[[], Any]:
 
 # In this order: later steps count on `swift` having been imported.
 STEPS: dict[str, Callable[[], Any]] = {
-    "swift": _swift,
+    "swift": _inspection("import_ms_swift"),
     "contract": _inspection("contract_state"),
     "trainers": _inspection("import_trainers"),
     "types": _inspection("accepted_types"),

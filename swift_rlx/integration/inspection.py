@@ -13,6 +13,13 @@ from swift_rlx.integration.algorithm_table import ALGORITHMS, NAMES
 from swift_rlx.registry import Provider
 
 
+def import_ms_swift() -> str:
+    """Import ms-swift; where it lies."""
+    import swift
+
+    return str(swift.__file__)
+
+
 def contract_state() -> dict[str, Any]:
     """Number of clauses, those that are broken, tested releases, and what is wrong with the installed one."""
     from swift_rlx.integration import contract

@@ -1,8 +1,8 @@
 """ms-swift's web page, run-time part: plots of a run of ours, where stock shows none or fails.
 
-Stock gives no plots, and then a TypeError, for an rlhf_type that it does not know: ours look like GRPO's. From
-4.6.0 on, the page also follows a running task only if it knows it, and the list of commands it knows by is that
-of the training tab in every tab, so no `swift rlhf` task is followed before it has ended.
+Stock gives no plots, and then a TypeError, for an rlhf_type that it does not know: ours look like GRPO's.
+From 4.6.0 on, the page also follows a running task only if it knows it, and it knows tasks by the commands of the
+training tab in every tab, so no `swift rlhf` task is followed before it has ended.
 """
 
 from types import ModuleType
@@ -45,11 +45,5 @@ def _is_ours(cls: Any, task: str) -> bool:
     """Whether a task, written by the page as `pid:1/create:.../running:.../cmd:swift rlhf ...`, is ours."""
     try:
         return cls.parse_info_from_cmdline(task)[1].get("rlhf_type") in NAMES
-    except (
-        KeyError,
-        IndexError,
-        TypeError,
-        ValueError,
-        OSError,
-    ):  # not a task at all, or one without --output_dir
+    except (LookupError, TypeError, ValueError, OSError):  # not a task at all, or one without --output_dir
         return False

@@ -1,0 +1,81 @@
+"""Reading versions, extras, hook files and variables, with invented packages on the path."""
+
+import site
+import sys
+
+import pytest
+
+from swift_rlx import _boot
+from swift_rlx.cli.environment import installed_version, read_environment
+
+METADATA = """\
+Name: swift-rlx
+Version: 9.9
+Requires-Dist: ms-swift<4.7,>=4.5.2
+Provides-Extra: dev
+Requires-Dist: invented-tool>=1; extra == 'dev'
+Provides-Extra: math
+Requires-Dist: invented-math>=0.8; extra == "math"
+Requires-Dist: invented_absent; (python_version >= "3.8") and extra == "math"
+"""
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """A folder first on sys.path, in which a test may make distributions look installed."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def add(name, metadata):
+        folder = tmp_path / f"{name.replace('-', '_')}-0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(metadata, encoding="utf-8")
+
+    return add
+
+
+def test_versions_and_extras_come_from_the_metadata_and_dev_is_left_out(packages):
+    packages("swift-rlx", METADATA)
+    packages("invented-math", "Name: invented-math\nVersion: 0.9\n")
+    packages("invented-tool", "Name: invented-tool\nVersion: 1\n")
+    found = read_environment()
+    assert found.own_version == "9.9"
+    assert found.supported == "ms-swift<4.7,>=4.5.2"
+    assert found.extras == {"math": {"invented-math": "0.9", "invented_absent": None}}
+    assert installed_version("invented-absent") is None
+
+
+def test_hook_files_are_found_and_compared_with_this_version(tmp_path, monkeypatch):
+    other = tmp_path / "user"
+    other.mkdir()
+    (tmp_path / "swift_rlx.pth").write_text(_boot.PTH, encoding="utf-8")
+    (tmp_path / "swift_rlx.start").write_text("swift_rlx._boot:older\n", encoding="utf-8")
+    (other / "swift_rlx.pth").write_text("import older\n", encoding="utf-8")
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path), str(tmp_path)])
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str(other))
+    assert read_environment().hook_files == {
+        str(tmp_path / "swift_rlx.pth"): True,
+        str(tmp_path / "swift_rlx.start"): False,
+        str(other / "swift_rlx.pth"): False,
+    }
+
+
+def test_the_files_that_this_repository_ships_are_current(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(request.config.rootpath)])
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
+    assert list(read_environment().hook_files.values()) == [True, True]
+
+
+def test_the_command_and_the_variables_are_those_of_the_process(tmp_path, monkeypatch):
+    command = tmp_path / "swift"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SWIFT_PLUGINS", "a,b")
+    monkeypatch.setenv("SWIFT_PLUGINS_STRICT", "1")
+    found = read_environment()
+    assert (found.swift_command, found.plugins_choice, found.strict) == (str(command), "a,b", "1")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("SWIFT_PLUGINS")
+    assert (read_environment().swift_command, read_environment().plugins_choice) == (None, None)
+    assert read_environment().executable == sys.executable
