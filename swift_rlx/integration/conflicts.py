@@ -80,6 +80,7 @@ def check_conflicts(args: Any, algorithm: Algorithm) -> None:
     _check_generations(args, algorithm)
     _check_reward_source(args, algorithm)
     _check_resume(args, algorithm)
+    _warn_about_reference(args, algorithm)
     _warn_about_support(args, algorithm)
 
 
@@ -152,12 +153,28 @@ def _check_resume(args: Any, algorithm: Algorithm) -> None:
     if not os.path.isfile(path):
         return
     with open(path, encoding="utf-8") as file:
-        saved = json.load(file).get("rlhf_type")
-    if ALIASES.get(saved, saved) != algorithm.name:
+        saved = json.load(file)
+    trained = saved.get("rlhf_type")
+    if ALIASES.get(trained, trained) != algorithm.name:
         raise ConfigError(
-            f"{args.resume_from_checkpoint} was trained with rlhf_type {saved} and cannot be resumed with"
-            f" --rlhf_type {algorithm.name}; use --rlhf_type {saved}, or --resume_only_model true to take only the"
-            " weights"
+            f"{args.resume_from_checkpoint} was trained with rlhf_type {trained} and cannot be resumed with"
+            f" --rlhf_type {algorithm.name}; use --rlhf_type {trained}, or --resume_only_model true to take only"
+            " the weights"
+        )
+    if saved.get("ref_adapters") and not args.ref_adapters:
+        raise ConfigError(
+            f"{args.resume_from_checkpoint} was trained with --ref_adapters {_shown(saved['ref_adapters'])}, and"
+            " without it the KL would be measured from another policy; give the same, or --resume_only_model true"
+            " to take only the weights"
+        )
+
+
+def _warn_about_reference(args: Any, algorithm: Algorithm) -> None:
+    beta = algorithm.beta if args.beta is None else args.beta
+    if beta and args.adapters and not args.ref_adapters and args.tuner_type != "full":
+        logger.warning(
+            f"the KL is measured from the bare base model, not from --adapters {_shown(args.adapters)}, where"
+            f" training starts; to measure it from there add --ref_adapters {_shown(args.adapters)}"
         )
 
 
