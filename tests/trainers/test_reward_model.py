@@ -1,0 +1,104 @@
+"""`--reward_model` as in stock: its own tokenizer and template, beside reward functions and weighted last."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+SPECIAL = ["<|im_end|>", "<|im_start|>", "<|pad|>"]  # other ids than the policy's tokenizer has
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random reward model whose vocabulary is smaller than the policy's: foreign ids would not fit."""
+    folder = tmp_path_factory.mktemp("scorer") / "scorer"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(special_tokens=SPECIAL, initial_alphabet=alphabet, vocab_size=270)
+    tokenizer.train_from_iterator(["a reward model has words of its own"] * 4, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0], pad_token=SPECIAL[2])
+    fast.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_labels=1,
+        bos_token_id=None,
+        eos_token_id=fast.eos_token_id,
+        pad_token_id=fast.pad_token_id,
+        initializer_range=0.5,
+    )
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def train(
+    tiny_model: Path, reward_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> Callable[..., dict[str, list[Any]]]:
+    """Trains with the reward model; gives the completions table of the first step."""
+
+    def run(**options: Any) -> dict[str, list[Any]]:
+        scorer = {
+            "reward_model": [str(reward_model)],
+            "reward_model_type": ["llama"],
+            "reward_template": ["chatml"],
+        }
+        output = tmp_path / "run"
+        runs.train(tiny_model, write_rows(), output, log_completions=True, **scorer | options)
+        return json.loads((output / "completions.jsonl").read_text(encoding="utf-8").splitlines()[0])
+
+    return run
+
+
+def scores(folder: Path, table: dict[str, list[Any]]) -> list[float]:
+    """What the reward model gives for prompt and completion, computed with its own tokenizer."""
+    model = LlamaForSequenceClassification.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    texts = [p + c + "<|im_end|>\n" for p, c in zip(table["prompt"], table["completion"], strict=True)]
+    with torch.no_grad():
+        return [model(**tokenizer(text, return_tensors="pt")).logits.item() for text in texts]
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.mark.slow
+@pytest.mark.versions
+def test_a_reward_model_with_another_vocabulary_scores_by_its_own(
+    train: Callable[..., dict[str, list[Any]]], reward_model: Path
+) -> None:
+    table = train(rlhf_type="rloo", beta=0.0)
+
+    assert len(set(table["scorer"])) > 4
+    assert table["scorer"] == pytest.approx(scores(reward_model, table), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rlhf_type", ["rloo", "reinforce_pp_baseline"])
+def test_the_weight_of_the_reward_model_is_the_last(
+    rlhf_type: str, train: Callable[..., dict[str, list[Any]]], tmp_path: Path
+) -> None:
+    table = train(rlhf_type=rlhf_type, beta=0.0, reward_funcs=[length], reward_weights=[0.25, 3.0])
+
+    combined = [0.25 * a + 3.0 * b for a, b in zip(table["length"], table["scorer"], strict=True)]
+    [line, *_] = runs.log_lines(tmp_path / "run")
+    assert line["reward"] == pytest.approx(sum(combined) / len(combined), abs=1e-5)
+    assert line["reward/length/mean"] == pytest.approx(sum(table["length"]) / 8)
+    assert line["reward/scorer/mean"] == pytest.approx(sum(table["scorer"]) / 8, abs=1e-6)
+    if rlhf_type == "rloo":
+        groups = torch.tensor(combined, dtype=torch.float64).view(2, 4)
+        others = (groups.sum(1, keepdim=True) - groups) / 3
+        assert table["advantages"] == pytest.approx((groups - others).flatten().tolist(), abs=1e-4)
