@@ -1,8 +1,8 @@
 """ms-swift's web page, run-time part: plots of a run of ours, where stock shows none or fails.
 
 Stock gives no plots, and then a TypeError, for an rlhf_type that it does not know: ours look like GRPO's.
-From 4.6.0 on, the page also follows a running task only if it knows it, and it knows tasks by the commands of the
-training tab in every tab, so no `swift rlhf` task is followed before it has ended.
+From 4.6.0 on, the page follows a running task only if it knows it, and in every tab it knows tasks by the
+commands of the training tab, so no `swift rlhf` task is followed before it has ended.
 """
 
 from types import ModuleType
