@@ -1,7 +1,8 @@
 """What the hook costs every Python program: `python -c pass` with and without it, in turn.
 
 Run it as a script. It prints a table, writes a JSON file and exits with 1 if the median of the paired
-differences of an install, with or without .pyc files, is 1 ms or more.
+differences of an install, with or without .pyc files, is 1 ms or more. On a machine that does other work,
+start it by `chrt -f 10` (as root): then its wall times hold next to no waiting for others.
 
 Each round starts one Python of every kind, in an order that rotates; a difference is taken within a round, so
 that drift of the machine's speed cancels. The kinds are virtual environments that hold nothing but these:
@@ -31,6 +32,7 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = Path(__file__).resolve().parent / "results" / "start_cost.json"
 LIMIT_MS = 1.0
+REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR)
 BUSY = 1.5  # a bare start that takes this many times its minimum had to wait for others
 BARE = "bare"
 JUDGED = ("installed", "installed, no .pyc")
@@ -142,6 +144,7 @@ def main() -> int:
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",
+            "scheduling": "real-time" if os.sched_getscheduler(0) in REAL_TIME else "normal",
         },
         "kinds": rows,
     }
