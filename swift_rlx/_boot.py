@@ -12,9 +12,7 @@ Invariants: at most one finder of ours is on `sys.meta_path` (in a virtual envir
 
 import sys
 
-TYPE_CHECKING = (
-    False  # a start by `swift_rlx.start` imports this module: `typing` alone would cost milliseconds
-)
+TYPE_CHECKING = False  # `swift_rlx.start` imports this module at every start, and `typing` takes milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
