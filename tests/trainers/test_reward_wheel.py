@@ -1,4 +1,4 @@
-"""Rewards from wheels of other distributions: by name in the trainer and in each rank; gone when uninstalled."""
+"""Rewards from wheels of other distributions: by name in trainer and ranks, and gone when uninstalled."""
 
 import os
 import subprocess

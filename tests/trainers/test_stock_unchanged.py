@@ -15,7 +15,6 @@ import torch
 from swift_rlx.integration.algorithm_table import NAMES
 from swift_rlx.integration.fields import FIELD_NAMES
 
-LIVE_AND_OFF = ({}, {"SWIFT_PLUGINS": "0"})
 REWARD = """
 from swift.rewards import ORM, orms
 
@@ -29,27 +28,43 @@ orms["variety"] = Variety
 """
 
 
-def swift(words: list[str], **environment: str) -> str:
-    """What `swift words` prints; it must succeed."""
-    command = [runs.command({})[0], *words]
-    done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+Command = Callable[[Path], list[str]]
 
 
-def train(words: list[str], folder: Path, **environment: str) -> dict[str, Any]:
-    """The traces that a run of two steps leaves in `folder`, which is emptied for the next one."""
-    swift(words, **environment)
-    lines = runs.log_lines(folder)
-    traces = {
-        "losses": [(line["loss"], line["grad_norm"]) for line in lines if "loss" in line],
-        "weights": runs.weights(folder / "checkpoint-2"),
-        "args": json.loads((folder / "args.json").read_text(encoding="utf-8")),
+def live_and_off(tmp_path: Path, words_for: Command) -> list[Path]:
+    """Run `swift words_for(folder)` in a folder with the package live and in one with it off, side by side.
+
+    What is printed goes to the file `printed` there. Both must succeed.
+    """
+    started = []
+    for name, variables in {"live": {}, "off": {"SWIFT_PLUGINS": "0"}}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        command = [runs.command({})[0], *words_for(folder)]
+        # Help texts show sets, in the order of their hashes.
+        environment = os.environ | {"PYTHONHASHSEED": "0"} | variables
+        with (folder / "printed").open("wb") as printed, (folder / "errors").open("wb") as errors:
+            started.append(
+                (folder, subprocess.Popen(command, env=environment, stdout=printed, stderr=errors))
+            )
+    try:
+        codes = [process.wait(timeout=200) for _, process in started]
+    finally:
+        for _, process in started:
+            process.kill()
+    assert codes == [0, 0], [(folder / "errors").read_text(encoding="utf-8")[-2000:] for folder, _ in started]
+    return [folder for folder, _ in started]
+
+
+def traces(folder: Path) -> dict[str, Any]:
+    """What a run of two steps leaves in `folder / "run"`, which args.json calls FOLDER here."""
+    output = folder / "run"
+    args = (output / "args.json").read_text(encoding="utf-8")
+    return {
+        "losses": [(line["loss"], line["grad_norm"]) for line in runs.log_lines(output) if "loss" in line],
+        "weights": runs.weights(output / "checkpoint-2"),
+        "args": json.loads(args.replace(str(folder), "FOLDER")),
     }
-    folder.rename(folder.with_name(f"{folder.name}-{len(environment)}"))
-    return traces
 
 
 def assert_equal_traces(live: dict[str, Any], off: dict[str, Any]) -> None:
@@ -67,19 +82,16 @@ def assert_equal_traces(live: dict[str, Any], off: dict[str, Any]) -> None:
 def test_stock_grpo_trains_bit_for_bit_as_without_the_package(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plugin, output = tmp_path / "variety.py", tmp_path / "run"
+    plugin = tmp_path / "variety.py"
     plugin.write_text(REWARD, encoding="utf-8")
-    options = runs.arguments(
-        tiny_model,
-        write_rows(),
-        output,
-        rlhf_type="grpo",
-        external_plugins=str(plugin),
-        reward_funcs="variety",
-        save_strategy="steps",
-        save_steps=2,
-    )
-    live, off = (train(runs.command(options)[1:], output, **env) for env in LIVE_AND_OFF)
+    data = write_rows()
+
+    def grpo(folder: Path) -> list[str]:
+        changes = {"rlhf_type": "grpo", "external_plugins": str(plugin), "reward_funcs": "variety"}
+        saving = {"save_strategy": "steps", "save_steps": 2}
+        return runs.command(runs.arguments(tiny_model, data, folder / "run", **changes | saving))[1:]
+
+    live, off = map(traces, live_and_off(tmp_path, grpo))
 
     assert_equal_traces(live, off)
     assert live["args"]["rlhf_type"] == "grpo"
@@ -95,25 +107,22 @@ def test_stock_sft_trains_bit_for_bit_as_without_the_package(
         {"messages": [{"role": "user", "content": f"Say {row}"}, {"role": "assistant", "content": "one two"}]}
         for row in range(16)
     ]
-    output = tmp_path / "run"
-    options = runs.arguments(
-        tiny_model,
-        write_rows(rows),
-        output,
-        num_generations=None,
-        max_completion_length=None,
-        save_strategy="steps",
-        save_steps=2,
-    )
-    words = ["sft", *runs.command(options)[2:]]
-    live, off = (train(words, output, **env) for env in LIVE_AND_OFF)
+    data = write_rows(rows)
+
+    def sft(folder: Path) -> list[str]:
+        changes = {"num_generations": None, "max_completion_length": None}
+        saving = {"save_strategy": "steps", "save_steps": 2}
+        words = runs.command(runs.arguments(tiny_model, data, folder / "run", **changes | saving))
+        return ["sft", *words[2:]]
+
+    live, off = map(traces, live_and_off(tmp_path, sft))
 
     assert_equal_traces(live, off)
 
 
-def help_of(command: str) -> list[str]:
-    """The help with the package live and off; the sets in it are printed in the order of their hashes."""
-    return [swift([command, "--help"], PYTHONHASHSEED="0", **env) for env in LIVE_AND_OFF]
+def help_of(command: str, tmp_path: Path) -> list[str]:
+    folders = live_and_off(tmp_path, lambda folder: [command, "--help"])
+    return [(folder / "printed").read_text(encoding="utf-8") for folder in folders]
 
 
 def types_and_flags(text: str) -> tuple[set[str], set[str]]:
@@ -124,8 +133,8 @@ def types_and_flags(text: str) -> tuple[set[str], set[str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_help_of_rlhf_lists_our_types_and_flags() -> None:
-    (types, flags), (stock_types, stock_flags) = map(types_and_flags, help_of("rlhf"))
+def test_help_of_rlhf_lists_our_types_and_flags(tmp_path: Path) -> None:
+    (types, flags), (stock_types, stock_flags) = map(types_and_flags, help_of("rlhf", tmp_path))
 
     assert types == stock_types | set(NAMES)
     assert flags - stock_flags == {f"--{name}" for name in FIELD_NAMES}
@@ -136,8 +145,8 @@ def test_help_of_rlhf_lists_our_types_and_flags() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("command", ["sft", "pt"])  # sft shows one flag only, pt all of sft's
-def test_help_of_other_commands_is_unchanged(command: str) -> None:
-    live, off = help_of(command)
+def test_help_of_other_commands_is_unchanged(command: str, tmp_path: Path) -> None:
+    live, off = help_of(command, tmp_path)
 
     assert live == off
     assert "usage:" in live
