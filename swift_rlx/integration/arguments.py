@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
-from typing import Any, Literal, Optional, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import swift_rlx
 from swift_rlx.errors import ConfigError, RlxError
@@ -32,7 +32,7 @@ def install(module: ModuleType) -> None:
 
 
 def _print_one_sentence(
-    kind: type[BaseException], error: BaseException, traceback: Optional[TracebackType]
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     """A user's mistake is told in one sentence; SWIFT_RLX_TRACEBACK=1 brings the traceback back."""
     if isinstance(error, RlxError) and os.environ.get(TRACEBACK_VARIABLE) != "1":
@@ -49,7 +49,7 @@ def widen(base: type) -> type:
     @dataclass
     class RLHFArguments(RLXFields, base):  # type: ignore[valid-type, misc]
         rlhf_type: choices = "dpo"  # type: ignore[valid-type]
-        rlx_type: Optional[str] = field(default=None, init=False)
+        rlx_type: str | None = field(default=None, init=False)
 
         def __post_init__(self) -> None:
             if self.rlhf_type in NAMES:
@@ -72,7 +72,7 @@ def widen(base: type) -> type:
             else:
                 self._teacher_use_disable_adapter = False  # what stock sets when there is no teacher
 
-        def save_args(self, output_dir: Optional[str] = None) -> None:
+        def save_args(self, output_dir: str | None = None) -> None:
             with _as_the_user_wrote_it(self):
                 super().save_args(output_dir)
 

@@ -51,7 +51,9 @@ REFUSALS = (
     Refusal("log_rollout_offpolicy_metrics", _is_set, "rollouts are strictly on-policy; drop the flag"),
     Refusal("off_policy_sequence_mask_delta", _is_set, "rollouts are strictly on-policy; drop the flag"),
     Refusal("async_generate", _is_set, "its queue trains a prompt twice and loses others; drop the flag"),
-    Refusal("streaming", _is_set, "the sampler needs the number of rows; use a data set that is not streamed"),
+    Refusal(
+        "streaming", _is_set, "the sampler needs the number of rows; use a data set that is not streamed"
+    ),
     Refusal("packing", _is_set, "a completion is not packed; use --padding_free instead"),
     Refusal(
         "sequence_parallel_size",
@@ -179,7 +181,9 @@ def _warn_about_reference(args: Any, algorithm: Algorithm) -> None:
 
 
 def _warn_about_support(args: Any, algorithm: Algorithm) -> None:
-    cut = [f"--{name} {getattr(args, name)}" for name, off in SUPPORT_FLAGS.items() if getattr(args, name) != off]
+    cut = [
+        f"--{name} {getattr(args, name)}" for name, off in SUPPORT_FLAGS.items() if getattr(args, name) != off
+    ]
     if cut:
         logger.warning(
             f"{' '.join(cut)} samples from a distribution that the training log-probs do not have: the gradient of"

@@ -110,7 +110,11 @@ CONTRACT = (
         ),
     ),
     Clause("swift.rewards.orm", "orms"),
-    Clause("trl.trainer.utils.RepeatSampler", "__init__", ("data_source", "mini_repeat_count", "batch_size", "seed")),
+    Clause(
+        "trl.trainer.utils.RepeatSampler",
+        "__init__",
+        ("data_source", "mini_repeat_count", "batch_size", "seed"),
+    ),
 )
 
 

@@ -23,7 +23,7 @@ def install(module: ModuleType) -> None:
             if getattr(args, "rlhf_type", None) in NAMES:
                 raise ContractError(
                     f"rlhf_type {args.rlhf_type!r} reached ms-swift's trainer table without swift-rlx's arguments;"
-                    " build the arguments with swift.RLHFArguments after `import swift_rlx._boot` ran, and see"
+                    " build the arguments with swift.RLHFArguments after swift_rlx._boot.install() ran, and see"
                     " `swift-rlx doctor`"
                 )
             return stock(args, mapping)

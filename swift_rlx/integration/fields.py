@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Literal, Optional
+from typing import Literal
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import Algorithm
@@ -27,9 +27,11 @@ class RLXFields:
     )
     ema_baseline_decay: float = field(
         default=0.95,
-        metadata={"help": "[swift-rlx] Decay of V for --group_baseline ema: V <- decay V + (1 - decay) mean reward."},
+        metadata={
+            "help": "[swift-rlx] Decay of V for --group_baseline ema: V <- decay V + (1 - decay) mean reward."
+        },
     )
-    reward_clip: Optional[float] = field(
+    reward_clip: float | None = field(
         default=None,
         metadata={
             "help": "[swift-rlx] Clip the combined reward to +-this before KL and baseline. Default: none for rloo, 10"
@@ -73,7 +75,7 @@ def resolve_fields(values: RLXFields, algorithm: Algorithm) -> None:
     values.reward_clip = _resolve_clip(values.reward_clip, algorithm)
 
 
-def _resolve_clip(clip: Optional[float], algorithm: Algorithm) -> Optional[float]:
+def _resolve_clip(clip: float | None, algorithm: Algorithm) -> float | None:
     """The bound in force; None means that nothing is clipped."""
     if clip is None:
         return algorithm.reward_clip
@@ -89,4 +91,4 @@ def _other_type(baseline: str) -> str:
         "none": "; no group baseline is --rlhf_type reinforce_pp",
         "loo": "; leave-one-out is --rlhf_type rloo",
     }
-    return homes[baseline] if baseline in homes else ""
+    return homes[baseline]

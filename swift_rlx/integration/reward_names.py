@@ -59,7 +59,9 @@ def check_reward_names(names: list[Any]) -> None:
     named = [name for name in names if isinstance(name, str)]
     twice = sorted({name for name in named if named.count(name) > 1})
     if twice:
-        raise ConfigError(f"--reward_funcs names {', '.join(twice)} twice; give each once, with --reward_weights")
+        raise ConfigError(
+            f"--reward_funcs names {', '.join(twice)} twice; give each once, with --reward_weights"
+        )
     for name in named:
         if name in NEEDS_MATH_VERIFY and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
@@ -94,7 +96,11 @@ def _find(name: str) -> tuple[Any, Provider]:
     if name not in own:
         return _from_registry(name, own), REWARDS.providers(name)[0]
     module = getattr(own[name], "__module__", type(own[name]).__module__)
-    owner = Provider("ms-swift", version("ms-swift")) if module.startswith("swift.") else Provider(f"module {module}")
+    owner = (
+        Provider("ms-swift", version("ms-swift"))
+        if module.startswith("swift.")
+        else Provider(f"module {module}")
+    )
     rivals = REWARDS.providers(name)
     if rivals:
         raise PluginError(

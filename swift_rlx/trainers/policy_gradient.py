@@ -148,7 +148,9 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         totals_M = window_totals(
             self.accelerator.reduce(counts_M, "sum"), self.args.gradient_accumulation_steps
         )
-        rows = zip(encoded_inputs, batches, split_rows(advantages_nT, masks), loss_masks, totals_M, strict=True)
+        rows = zip(
+            encoded_inputs, batches, split_rows(advantages_nT, masks), loss_masks, totals_M, strict=True
+        )
         for encoded, batch, advantages, loss_mask, total in rows:
             encoded["grpo_batch"] = RLXBatch.of(batch, advantages, loss_mask, total)
 

@@ -91,7 +91,9 @@ class ResumeMixin:
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         # First ours, then the Trainer's, whose trainer_state.json comes last: a checkpoint with it has ours too.
         if not self.args.save_only_model:
-            self._save_state(os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}", FOLDER))
+            self._save_state(
+                os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}", FOLDER)
+            )
         return super()._save_checkpoint(*args, **kwargs)
 
     def _save_state(self, folder: str) -> None:

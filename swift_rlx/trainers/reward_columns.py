@@ -13,7 +13,9 @@ from swift_rlx.rewards import AsyncCheckedReward, combine_rewards
 class RewardColumnsMixin:
     """Puts a checked reward in the place of each reward function and calls the columns by the names the user gave."""
 
-    def _prepare_rewards(self, reward_funcs: Any, reward_model: Any = None, reward_templates: Any = None) -> None:
+    def _prepare_rewards(
+        self, reward_funcs: Any, reward_model: Any = None, reward_templates: Any = None
+    ) -> None:
         given = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         checked = build_rewards([reward for reward in given if reward is not None], self.args)
         super()._prepare_rewards(list(checked), reward_model, reward_templates)

@@ -122,7 +122,11 @@ def check_columns(dataset: Any, rewards: list[Any]) -> None:
 def log_plan(dataset: Any, args: Any, group_baseline: str) -> None:
     """Say what will be trained: the algorithm with its defaults, and the arithmetic of prompts and steps."""
     algorithm = resolve(args.rlx_type)
-    where = "no KL" if args.beta == 0 else f"KL {args.beta:g} as {'k1 in the reward' if args.kl_in_reward else 'k2 loss'}"
+    where = (
+        "no KL"
+        if args.beta == 0
+        else f"KL {args.beta:g} as {'k1 in the reward' if args.kl_in_reward else 'k2 loss'}"
+    )
     clip = "no reward clip" if args.reward_clip is None else f"reward clip +-{args.reward_clip:g}"
     logger.info(
         f"swift-rlx: {algorithm.title}: baseline {group_baseline}, {where}, {clip}, ratio clip"

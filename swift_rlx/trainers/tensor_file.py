@@ -33,7 +33,9 @@ def load_tree(path: str, device: torch.device) -> Any:
             nest = json.loads(file.metadata()["nest"])
             tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); resume from an earlier checkpoint") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({error}); resume from an earlier checkpoint"
+        ) from error
     return _fill(nest, tensors)
 
 
@@ -50,7 +52,9 @@ def _strip(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {type(value).__name__: [_strip(item, tensors) for item in value]}
     if isinstance(value, _PLAIN):
         return {"plain": value}
-    raise CheckpointError(f"a value of type {type(value).__name__} cannot be saved in a checkpoint: {value!r:.80}")
+    raise CheckpointError(
+        f"a value of type {type(value).__name__} cannot be saved in a checkpoint: {value!r:.80}"
+    )
 
 
 def _fill(nest: Any, tensors: dict[str, torch.Tensor]) -> Any:

@@ -73,7 +73,12 @@ def test_defaults_follow_the_papers(
     name: str, beta: float, in_reward: bool, clip: float | None, baseline: str, build: Callable[..., Any]
 ) -> None:
     args = build(rlhf_type=name)
-    assert (args.beta, args.kl_in_reward, args.reward_clip, args.group_baseline) == (beta, in_reward, clip, baseline)
+    assert (args.beta, args.kl_in_reward, args.reward_clip, args.group_baseline) == (
+        beta,
+        in_reward,
+        clip,
+        baseline,
+    )
     assert args.training_args.disable_dropout
     given = build(rlhf_type=name, beta=0.2, reward_clip=3.0)
     assert (given.beta, given.reward_clip) == (0.2, 3.0)
@@ -87,7 +92,10 @@ REFUSED = [
     ({"num_generations": 1}, "--num_generations 1 is refused for --rlhf_type rloo.*use at least 2"),
     ({"rlhf_type": "reinforce_pp_baseline", "num_generations": 1}, "--num_generations 1 is refused"),
     ({"num_generations": 3}, r"--num_generations 3 does not divide the generation batch of 8.*\[2, 4, 8\]"),
-    ({"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2}, "do not fit together"),
+    (
+        {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2},
+        "do not fit together",
+    ),
     ({"reward_funcs": []}, "--rlhf_type rloo has no reward to learn from"),
     ({"loss_type": ["dapo"]}, "--loss_type dapo cannot be used with --rlhf_type rloo: rloo has one loss"),
     ({"importance_sampling_level": "sequence"}, "--importance_sampling_level sequence cannot be used"),
@@ -98,7 +106,10 @@ REFUSED = [
     ({"sdar_loss_coef": 0.1}, "--sdar_loss_coef 0.1 cannot be used"),
     ({"chord_sft_dataset": ["x"]}, "--chord_sft_dataset x cannot be used"),
     ({"teacher_model": "x"}, "--teacher_model x cannot be used"),
-    ({"teacher_model_server": "http://localhost:1"}, "--teacher_model_server http://localhost:1 cannot be used"),
+    (
+        {"teacher_model_server": "http://localhost:1"},
+        "--teacher_model_server http://localhost:1 cannot be used",
+    ),
     ({"rollout_importance_sampling_mode": "token_mask"}, "strictly on-policy"),
     ({"log_rollout_offpolicy_metrics": True}, "strictly on-policy"),
     ({"off_policy_sequence_mask_delta": 0.5}, "strictly on-policy"),
@@ -146,7 +157,9 @@ def test_accuracy_says_what_it_needs(build: Callable[..., Any], monkeypatch: pyt
         build(reward_funcs=["accuracy"], model="no/such-model")
 
 
-@pytest.mark.parametrize("flag", [{"reward_clip": 5.0}, {"group_baseline": "ema"}, {"reward_on_error": "none"}])
+@pytest.mark.parametrize(
+    "flag", [{"reward_clip": 5.0}, {"group_baseline": "ema"}, {"reward_on_error": "none"}]
+)
 def test_our_flags_are_refused_for_stock_types(flag: dict[str, Any], build: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="belongs to swift-rlx and cannot be used with --rlhf_type grpo"):
         build(rlhf_type="grpo", **flag)

@@ -70,14 +70,22 @@ def command(options: dict[str, Any]) -> list[str]:
     words = [os.path.join(os.path.dirname(sys.executable), "swift"), "rlhf"]
     for name, value in options.items():
         values = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *(str(item).lower() if isinstance(item, bool) else str(item) for item in values)]
+        words += [
+            f"--{name}",
+            *(str(item).lower() if isinstance(item, bool) else str(item) for item in values),
+        ]
     return words
 
 
 def swift(options: dict[str, Any], **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the user's command; nothing is raised for a failing one."""
     return subprocess.run(
-        command(options), env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+        command(options),
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 

@@ -46,7 +46,9 @@ def _tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(["Say one two three four five six seven. user assistant system"] * 4, trainer)
+    tokenizer.train_from_iterator(
+        ["Say one two three four five six seven. user assistant system"] * 4, trainer
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

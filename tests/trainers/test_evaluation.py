@@ -22,13 +22,17 @@ class ByRow:
 
     def __call__(self, completions: list[str], row: list[int]) -> list[float]:
         self.seen += row
-        return [float(number % 100) + 0.001 * len(set(text)) for number, text in zip(row, completions, strict=True)]
+        return [
+            float(number % 100) + 0.001 * len(set(text))
+            for number, text in zip(row, completions, strict=True)
+        ]
 
 
 @pytest.fixture
 def eval_rows(write_rows: Callable[..., Path]) -> Path:
     rows = [
-        {"messages": [{"role": "user", "content": f"Count to {row}"}], "row": 100 + row} for row in range(EVAL_ROWS)
+        {"messages": [{"role": "user", "content": f"Count to {row}"}], "row": 100 + row}
+        for row in range(EVAL_ROWS)
     ]
     return write_rows(rows, "eval.jsonl")
 
@@ -71,7 +75,9 @@ def test_evaluation_leaves_training_alone_and_repeats_itself(
     for name, extra in (("plain", {}), ("evaluating", evaluating)):
         reward = ByRow()
         train(tiny_model, data, tmp_path / name, reward_funcs=[reward], **options | extra)
-        runs.append([line for line in log_lines(tmp_path / name) if "loss" in line and "eval_loss" not in line])
+        runs.append(
+            [line for line in log_lines(tmp_path / name) if "loss" in line and "eval_loss" not in line]
+        )
     assert [line["reward"] for line in runs[0]] == [line["reward"] for line in runs[1]]
     rewards = {line["eval_reward"] for line in log_lines(tmp_path / "evaluating") if "eval_reward" in line}
     assert len(rewards) == 1, "the weights did not move, so three evaluations must agree"

@@ -14,13 +14,13 @@ import torch
 import yaml
 from runs import arguments, command, log_lines, swift, train, weights
 
-REWARD_FILE = '''
+REWARD_FILE = """
 from swift_rlx import register_reward
 
 @register_reward("share_of_digits")
 def share_of_digits(completion: str) -> float:
     return sum(letter.isdigit() for letter in completion) / max(len(completion), 1)
-'''
+"""
 
 
 def share_of_digits(completions: list[str]) -> list[float]:
@@ -66,8 +66,8 @@ def test_the_reward_rises(
 
 
 def _train_until_killed(options: dict[str, Any], output: Path, step: int) -> None:
-    """Start the real command and kill -9 all of it once the checkpoint of `step` is complete."""
-    marker = output / f"checkpoint-{step}" / "trainer_state.json"
+    """Start the real command and kill -9 all of it while it writes the checkpoint of `step`."""
+    marker = output / f"checkpoint-{step}"
     with subprocess.Popen(
         command(options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
@@ -99,8 +99,8 @@ def test_a_killed_run_resumes_bit_equal_to_the_unbroken_one(
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
     train(tiny_model, data, unbroken, **changes)
     options = arguments(tiny_model, data, killed, **changes)
-    _train_until_killed(options, killed, step=5)
-    for torn in killed.glob("checkpoint-*"):  # a checkpoint that the kill tore is not the newest complete one
+    _train_until_killed(options, killed, step=10)
+    for torn in killed.glob("checkpoint-*"):  # the kill may have torn the newest one
         if torn.name != "checkpoint-5":
             shutil.rmtree(torn)
     result = swift(options | {"resume_from_checkpoint": str(killed / "checkpoint-5")})
@@ -109,6 +109,37 @@ def test_a_killed_run_resumes_bit_equal_to_the_unbroken_one(
     resumed = weights(killed / "checkpoint-30")
     assert all(torch.equal(final[name], resumed[name]) for name in final)
     assert any(not torch.equal(final[name], start[name]) for name in final)
+
+
+@pytest.mark.slow
+def test_two_ranks_resume_inside_a_generation_batch(
+    tiny_model: Path, write_rows: Callable[..., Path], reward_file: Path, tmp_path: Path
+) -> None:
+    options = arguments(
+        tiny_model,
+        write_rows(16),
+        tmp_path / "unbroken",
+        rlhf_type="reinforce_pp",
+        group_baseline="ema",
+        reward_funcs=["share_of_digits"],
+        external_plugins=[str(reward_file)],
+        max_steps=6,
+        save_strategy="steps",
+        save_steps=3,
+        steps_per_generation=4,
+        ddp_backend="gloo",
+    )
+    result = swift(options, NPROC_PER_NODE="2")
+    assert result.returncode == 0, result.stderr[-2000:]
+    checkpoint = tmp_path / "unbroken" / "checkpoint-3"
+    buffers = sorted(file.name for file in (checkpoint / "rlx").glob("buffer*"))
+    assert buffers == ["buffer-rank0.safetensors", "buffer-rank1.safetensors"]
+    again = {"resume_from_checkpoint": str(checkpoint), "output_dir": str(tmp_path / "resumed")}
+    result = swift(options | again, NPROC_PER_NODE="2")
+    assert result.returncode == 0, result.stderr[-2000:]
+    final = weights(tmp_path / "unbroken" / "checkpoint-6")
+    resumed = weights(tmp_path / "resumed" / "checkpoint-6")
+    assert all(torch.equal(final[name], resumed[name]) for name in final)
 
 
 @pytest.mark.slow
@@ -141,7 +172,9 @@ def test_the_users_command_trains_from_a_yaml_file(
 def test_a_typo_on_the_command_line_is_one_sentence(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
-    options = arguments(tiny_model, write_rows(16), tmp_path / "run", rlhf_type="rloo", reward_funcs=["acuracy"])
+    options = arguments(
+        tiny_model, write_rows(16), tmp_path / "run", rlhf_type="rloo", reward_funcs=["acuracy"]
+    )
     result = swift(options)
     assert result.returncode == 1
     assert "swift-rlx: error: unknown reward 'acuracy'" in result.stderr

@@ -20,7 +20,9 @@ class Uneven:
         rewards: list[float | None] = []
         for number in row:
             index = seen[number] = seen.get(number, -1) + 1
-            rewards.append(None if (number * 4 + index) % 5 < 2 and number < 4 else float(index * (1 + number)))
+            rewards.append(
+                None if (number * 4 + index) % 5 < 2 and number < 4 else float(index * (1 + number))
+            )
         return rewards
 
 
@@ -33,7 +35,9 @@ def fixed_completions(monkeypatch: pytest.MonkeyPatch) -> None:
         for sample in self._preprocess_inputs(samples):
             text = sample.messages[-1]["content"]
             index = seen[text] = seen.get(text, -1) + 1
-            tokens = [20 + (len(text) + 7 * index + step) % 200 for step in range(1 + (index + len(text)) % 4)]
+            tokens = [
+                20 + (len(text) + 7 * index + step) % 200 for step in range(1 + (index + len(text)) % 4)
+            ]
             sample.response_token_ids = tokens
             sample.messages.append({"role": "assistant", "content": tokens})
             sample.finish_reason = "length" if index == 3 else "stop"
@@ -95,13 +99,18 @@ def test_the_gradient_does_not_depend_on_how_a_step_is_cut(
     data = write_rows(8)
     cuts = dict(CUTS)
     if rlhf_type != "rloo":
-        del cuts["half of a generation batch"]  # whitening is over the generation batch, which is then another one
+        del cuts[
+            "half of a generation batch"
+        ]  # whitening is over the generation batch, which is then another one
     gradients = [
-        first_gradient(monkeypatch, tiny_model, data, tmp_path / name, **common | cut) for name, cut in cuts.items()
+        first_gradient(monkeypatch, tiny_model, data, tmp_path / name, **common | cut)
+        for name, cut in cuts.items()
     ]
     assert gradients[0].norm() > 1e-3
     for name, gradient in zip(cuts, gradients, strict=True):
-        torch.testing.assert_close(gradient, gradients[0], rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            gradient, gradients[0], rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 def test_generation_batches_shorter_than_a_step_share_it_evenly(

@@ -1,4 +1,4 @@
-"""What holds in every strictly on-policy step: the ratio is 1, and no forward pass runs that the maths does not need."""
+"""Every strictly on-policy step: the ratio is 1, and no forward pass runs that the maths does not need."""
 
 import functools
 from collections.abc import Callable
@@ -44,7 +44,10 @@ CASES = {
     "no KL": ({"rlhf_type": "rloo", "beta": 0.0}, {"loss"}),
     "KL in the loss": ({"rlhf_type": "reinforce_pp_baseline"}, {"reference", "loss"}),
     "KL in the reward": ({"rlhf_type": "rloo"}, {"policy", "reference", "loss"}),
-    "several steps a batch": ({"rlhf_type": "rloo", "beta": 0.0, "steps_per_generation": 4}, {"policy", "loss"}),
+    "several steps a batch": (
+        {"rlhf_type": "rloo", "beta": 0.0, "steps_per_generation": 4},
+        {"policy", "loss"},
+    ),
     "several passes": ({"rlhf_type": "rloo", "beta": 0.0, "num_iterations": 2}, {"policy", "loss"}),
 }
 
@@ -81,7 +84,9 @@ def test_the_first_ratio_is_one_with_dropout_in_the_adapter(
 
     monkeypatch.setattr(PolicyGradientTrainer, "_compute_loss_and_metrics", compare)
     changes = {"lora_dropout": 0.5, "num_iterations": 2, "temperature": 0.7}
-    train(tiny_model, write_rows(16), tmp_path / "run", rlhf_type=rlhf_type, reward_funcs=[Lengths()], **changes)
+    train(
+        tiny_model, write_rows(16), tmp_path / "run", rlhf_type=rlhf_type, reward_funcs=[Lengths()], **changes
+    )
     assert gaps
     assert max(gaps) < 1e-5
 

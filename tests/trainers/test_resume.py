@@ -122,10 +122,10 @@ def test_resume_refuses_what_it_cannot_continue(
         resume(seed=8)
     buffer = checkpoint / "rlx" / "buffer-rank0.safetensors"
     buffer.write_bytes(buffer.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="buffer-rank0.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"buffer-rank0\.safetensors cannot be read"):
         resume()
     shutil.rmtree(checkpoint / "rlx")
-    with pytest.raises(CheckpointError, match="state.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"state\.json cannot be read"):
         resume()
     resume(resume_only_model=True)
     assert (tmp_path / "again" / f"checkpoint-{STEPS}").is_dir()

@@ -34,7 +34,9 @@ def with_long_prompt(write_rows: Callable[..., Path]) -> Path:
 def test_a_prompt_longer_than_the_limit_is_refused_by_its_text(
     tiny_model: Path, with_long_prompt: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"1 of 13 prompts are longer than the \d+ tokens.*'one two .*\(\d+ tokens\)"):
+    with pytest.raises(
+        ConfigError, match=r"1 of 13 prompts are longer than the \d+ tokens.*'one two .*\(\d+ tokens\)"
+    ):
         train(tiny_model, with_long_prompt, tmp_path / "run", rlhf_type="rloo", reward_funcs=[constant])
 
 
@@ -81,7 +83,8 @@ def test_a_column_that_would_break_rewards_is_refused(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     rows = [
-        {"messages": [{"role": "user", "content": f"Say {row}"}], "completions": "x", "row": row} for row in range(8)
+        {"messages": [{"role": "user", "content": f"Say {row}"}], "completions": "x", "row": row}
+        for row in range(8)
     ]
     with pytest.raises(ConfigError, match="a column 'completions', which collides"):
         train(tiny_model, write_rows(rows), tmp_path / "run", rlhf_type="rloo", reward_funcs=[constant])
@@ -126,7 +129,9 @@ def test_reward_on_error_none_leaves_the_row_unscored(
     assert sum(line["reward/odd/failures"] for line in lines) == 4
     assert sum(line["rows/unscored"] for line in lines) == pytest.approx(0.5)
     train(tiny_model, write_rows(16), tmp_path / "value", reward_on_error="value:-1", **options)
-    assert all(line["rows/unscored"] == 0 for line in log_lines(tmp_path / "value") if "rows/unscored" in line)
+    assert all(
+        line["rows/unscored"] == 0 for line in log_lines(tmp_path / "value") if "rows/unscored" in line
+    )
 
 
 def test_a_reward_that_is_zero_everywhere_at_first_is_warned_about(
