@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# The page is 12 MB: on busy cores its first answer takes longer than the 3 s after which gradio calls localhost
-# unreachable.
+# The page is 12 MB: on busy cores its first answer takes longer than the 3 s after which gradio calls
+# localhost unreachable.
 START = """\
 import sys
 import gradio.networking
@@ -29,7 +29,7 @@ ENVIRONMENT = {
 
 
 class Page:
-    """The tab in which `rlhf_type` is chosen. Functions are found by their name and an element they deal with."""
+    """The tab in which `rlhf_type` is chosen. Functions are found by name and an element they deal with."""
 
     def __init__(self, url: str) -> None:
         from gradio_client import Client
