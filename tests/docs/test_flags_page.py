@@ -1,9 +1,8 @@
 """docs/*/flags.md is true: refused flags are refused, the others accepted, and none is missing."""
 
 import dataclasses
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,12 @@ STATUSES = {
     "zh": {"相同": "same", "不同": "differs", "无作用": "no effect"},
 }
 HEADERS = {
-    "en": {"ours": "what it does", "status": "note", "refused": "reason and way out", "by ms-swift": "message"},
+    "en": {
+        "ours": "what it does",
+        "status": "note",
+        "refused": "reason and way out",
+        "by ms-swift": "message",
+    },
     "zh": {"ours": "作用", "status": "说明", "refused": "原因与出路", "by ms-swift": "原因"},
 }
 
@@ -197,31 +201,11 @@ def test_flags_without_effect_leave_the_weights_alone(
     assert not torch.equal(plain, other)
 
 
-@pytest.fixture
-def environment() -> Iterator[None]:
-    """ms-swift writes the variables of a one-process group for vLLM; they must not reach other tests."""
-    kept = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(kept)
-
-
-class FakeServer:
-    """Stands for the connection to `swift rollout`, which the arguments already open."""
-
-    def __init__(self, **connection: Any) -> None:
-        self.connection = connection
-
-    def close_communicator(self) -> None: ...
-
-    def init_communicator(self, device: Any) -> None: ...
-
-
 def test_both_languages_show_the_same_commands() -> None:
     assert swift_commands(read("en", "flags")) == swift_commands(read("zh", "flags"))
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("rollout_server")
 @pytest.mark.parametrize("words", swift_commands(read("en", "flags")), ids=lambda words: words[-2])
 def test_a_command_of_the_page_is_accepted(
     words: list[str],
@@ -229,11 +213,7 @@ def test_a_command_of_the_page_is_accepted(
     tiny_model: Path,
     write_rows: Callable[..., Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from swift import rlhf_trainers
-
-    monkeypatch.setattr(rlhf_trainers, "VLLMClient", FakeServer, raising=False)
     args = parse(without_downloads(words, tiny_model, write_rows(16), tmp_path))
     assert args.rlx_type in ALGORITHMS
 
