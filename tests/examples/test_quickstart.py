@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,13 +78,13 @@ def test_too_few_or_different_prompts_are_refused(load, before, after):
         load("verdict").compare(rewards([0.1] * before), rewards([0.5] * after))
 
 
-def test_the_prompts_are_what_the_script_writes_and_do_not_overlap(load, tmp_path, monkeypatch):
-    make_data = load("make_data")
-    monkeypatch.setattr(make_data, "FOLDER", tmp_path)
-    make_data.main()
+@pytest.mark.parametrize(("folder", "train", "heldout"), [("quickstart", 256, 48), ("code_comments", 96, 32)])
+def test_the_prompts_are_what_the_script_writes_and_do_not_overlap(folder, train, heldout, tmp_path):
+    script = shutil.copy(EXAMPLES / folder / "make_data.py", tmp_path)
+    subprocess.run([sys.executable, "-S", script], check=True, capture_output=True)
     shipped = []
-    for name, count in (("prompts_train.jsonl", 256), ("prompts_heldout.jsonl", 48)):
-        text = (QUICKSTART / name).read_text(encoding="utf-8")
+    for name, count in (("prompts_train.jsonl", train), ("prompts_heldout.jsonl", heldout)):
+        text = (EXAMPLES / folder / name).read_text(encoding="utf-8")
         assert text == (tmp_path / name).read_text(encoding="utf-8")
         rows = [json.loads(line)["messages"][0]["content"] for line in text.splitlines()]
         assert len(rows) == count
