@@ -113,11 +113,11 @@ def report(example: Example, run: Path, verdict: Any, seconds: float) -> None:
 
 def run_example(example: Example) -> bool:
     """All five steps; True when the reward rose enough."""
+    began = time.monotonic()
+    command = swift_command()
     from measure import Sampler, Sampling, load_reward, measure, read_prompts
     from verdict import MIN_RISE, MIN_STANDARD_ERRORS, compare
 
-    began = time.monotonic()
-    command = swift_command()
     model = example.path("model")
     print(f"[1/4] model {model}", flush=True)
     prepare(model)
