@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "RLOOTrainer": "swift_rlx.trainers",
+    "RLXConfig": "swift_rlx.integration.training_config",
     "ReinforcePPBaselineTrainer": "swift_rlx.trainers",
     "ReinforcePPTrainer": "swift_rlx.trainers",
     "register_reward": "swift_rlx.rewards",

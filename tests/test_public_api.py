@@ -8,6 +8,7 @@ import swift_rlx
 
 PUBLIC = [
     "RLOOTrainer",
+    "RLXConfig",
     "ReinforcePPBaselineTrainer",
     "ReinforcePPTrainer",
     "__version__",

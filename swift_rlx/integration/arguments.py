@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import swift_rlx
 from swift_rlx.errors import ConfigError, RlxError
 from swift_rlx.integration.algorithm_table import ALGORITHMS, NAMES, resolve
-from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, resolve_fields
+from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
 
 TRACEBACK_VARIABLE = "SWIFT_RLX_TRACEBACK"
 
@@ -84,7 +84,6 @@ def widen(base: type) -> type:
 
 def _become_ours(args: Any) -> None:
     from swift_rlx.integration.conflicts import check_conflicts
-    from swift_rlx.rewards import OnError
 
     algorithm = resolve(args.rlhf_type)
     if args.rlhf_type == "reinforce_plus_plus":
@@ -93,15 +92,8 @@ def _become_ours(args: Any) -> None:
             " --advantage_estimator of that name subtracts the group mean and is nearer to reinforce_pp_baseline\n"
         )
     check_conflicts(args, algorithm)
-    resolve_fields(args, algorithm)
-    OnError.parse(args.reward_on_error)
-    if args.beta is None:
-        args.beta = algorithm.beta
-    if args.kl_in_reward is None:
-        args.kl_in_reward = algorithm.kl_in_reward
-    for name, fixed in algorithm.stock.items():
-        setattr(args, name, fixed)
-    args.rlx_type, args.rlhf_type = algorithm.name, "grpo"
+    adopt(args, algorithm)
+    args.rlhf_type = "grpo"
 
 
 def _refuse_our_fields(args: Any) -> None:

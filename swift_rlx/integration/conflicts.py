@@ -6,7 +6,7 @@ argument that was left alone has its dataclass default and is never refused.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +70,16 @@ SUPPORT_FLAGS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 
 
 
 def check_conflicts(args: Any, algorithm: Algorithm) -> None:
-    """Refuse what cannot work with `algorithm`. Raises ConfigError, one sentence."""
-    for refusal in REFUSALS:
+    """Refuse arguments of a run that cannot work with `algorithm`. Raises ConfigError, one sentence."""
+    check_training_conflicts(args, algorithm)
+    _check_reward_source(args, algorithm)
+    _check_resume(args, algorithm)
+    _warn_about_reference(args, algorithm)
+
+
+def check_training_conflicts(args: Any, algorithm: Algorithm, refusals: Sequence[Refusal] = REFUSALS) -> None:
+    """The part that a training configuration has too, with those of `refusals` whose argument it has."""
+    for refusal in refusals:
         value = getattr(args, refusal.argument)
         if refusal.applies(value):
             advice = refusal.advice.format(name=algorithm.name)
@@ -80,9 +88,6 @@ def check_conflicts(args: Any, algorithm: Algorithm) -> None:
             )
     _check_fixed(args, algorithm)
     _check_generations(args, algorithm)
-    _check_reward_source(args, algorithm)
-    _check_resume(args, algorithm)
-    _warn_about_reference(args, algorithm)
     _warn_about_support(args, algorithm)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import Algorithm
@@ -49,6 +49,25 @@ class RLXFields:
 
 FIELD_NAMES = tuple(f.name for f in fields(RLXFields))
 FIELD_DEFAULTS = {f.name: f.default for f in fields(RLXFields)}
+
+
+def adopt(values: Any, algorithm: Algorithm) -> None:
+    """Turn arguments or a training configuration, as the user gave them, into those of `algorithm`, in place.
+
+    What the user left open becomes the algorithm's default, and the ms-swift arguments that it fixes are set.
+    Raises ConfigError as `resolve_fields` does.
+    """
+    from swift_rlx.rewards import OnError
+
+    resolve_fields(values, algorithm)
+    OnError.parse(values.reward_on_error)
+    if values.beta is None:
+        values.beta = algorithm.beta
+    if values.kl_in_reward is None:
+        values.kl_in_reward = algorithm.kl_in_reward
+    for name, fixed in algorithm.stock.items():
+        setattr(values, name, fixed)
+    values.rlx_type = algorithm.name
 
 
 def resolve_fields(values: RLXFields, algorithm: Algorithm) -> None:

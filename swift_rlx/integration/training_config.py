@@ -1,20 +1,46 @@
-"""The training configuration that ms-swift builds from our arguments."""
+"""The training configuration: what ms-swift builds from our arguments, or a user in Python."""
 
 from dataclasses import dataclass
 
 from swift.rlhf_trainers.arguments import GRPOConfig
 
-from swift_rlx.integration.fields import RLXFields
+from swift_rlx.errors import ConfigError
+from swift_rlx.integration.algorithm_table import resolve
+from swift_rlx.integration.conflicts import REFUSALS, check_training_conflicts
+from swift_rlx.integration.contract import require
+from swift_rlx.integration.fields import RLXFields, adopt
 
 
 @dataclass
 class RLXConfig(RLXFields, GRPOConfig):
-    """GRPOConfig plus our fields. `gamma` is ms-swift's own PPO argument, which GRPOConfig does not carry."""
+    """ms-swift's GRPOConfig (an extended `transformers.TrainingArguments`) plus the fields of swift-rlx.
 
-    rlx_type: str = "rloo"
+    `beta` and `kl_in_reward` left at None are the algorithm's. `gamma` is ms-swift's own PPO argument, which
+    GRPOConfig does not carry. `rlx_type` is set by the trainer, or by `swift rlhf`.
+    """
+
+    rlx_type: str | None = None
+    beta: float | None = None
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
         # With dropout on, the proximal and the current log-probs differ and the first ratio is not 1.
         self.disable_dropout = True
         super().__post_init__()
+
+    def settle(self, name: str) -> None:
+        """Become the configuration of the algorithm `name`, with its defaults and checks.
+
+        Raises ConfigError for what the algorithm refuses, and if this is another's configuration already.
+        """
+        if self.rlx_type is None:
+            require()
+            algorithm = resolve(name)
+            refusals = [refusal for refusal in REFUSALS if hasattr(self, refusal.argument)]
+            check_training_conflicts(self, algorithm, refusals)
+            adopt(self, algorithm)
+        elif self.rlx_type != name:
+            raise ConfigError(
+                f"this RLXConfig belongs to a trainer of {self.rlx_type} and cannot be used for {name}; make"
+                " another one"
+            )

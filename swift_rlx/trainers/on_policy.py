@@ -1,8 +1,12 @@
 """The base of all our trainers: strictly on-policy, evaluated on every row once, resumed without loss."""
 
-from typing import Any
+from typing import Any, ClassVar
 
+from accelerate.utils import is_peft_model
+
+from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import resolve
+from swift_rlx.integration.training_config import RLXConfig
 from swift_rlx.trainers import startup
 from swift_rlx.trainers.evaluation import EvaluationMixin
 from swift_rlx.trainers.policy_gradient import PolicyGradientTrainer
@@ -10,13 +14,38 @@ from swift_rlx.trainers.resume import ResumeMixin
 
 
 class OnPolicyTrainer(ResumeMixin, EvaluationMixin, PolicyGradientTrainer):
-    """Each generation batch is sampled by the weights that its first optimizer step starts from."""
+    """Each generation batch is sampled by the weights that its first optimizer step starts from.
+
+    `model` and `template` are ms-swift's (`swift.get_model_processor`, `swift.get_template`), `args` an RLXConfig,
+    `train_dataset` has the column `messages`, and `reward_funcs` are names, functions or objects. Further
+    keywords are those of ms-swift's GRPOTrainer.
+
+    Raises ConfigError for what cannot be trained, before the first step.
+    """
+
+    algorithm: ClassVar[str]
+    """The name in `integration.algorithm_table`."""
 
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
         config, template = kwargs["args"], kwargs["template"]
+        if not isinstance(config, RLXConfig):
+            raise ConfigError(
+                f"{type(self).__name__} got args of type {type(config).__name__}; give a swift_rlx.RLXConfig"
+            )
+        config.settle(self.algorithm)
+        template.set_mode("train")  # encode the completions too; `swift rlhf` has done it already
         kwargs["train_dataset"] = startup.fit_prompts(kwargs["train_dataset"], template, model, config)
         startup.check_rows(kwargs["train_dataset"], config)
         self.min_group_size = resolve(config.rlx_type).min_generations
         super().__init__(model, *args, **kwargs)
+        if not self.reward_func_names:
+            raise ConfigError(
+                f"{type(self).__name__} has no reward to learn from: give reward_funcs=[...] or reward_model=[...]"
+            )
+        if self.beta != 0.0 and self.ref_model is None and not is_peft_model(self.model):
+            raise ConfigError(
+                f"beta {self.beta:g} measures the KL from a reference, and there is none: without an adapter to"
+                " switch off give ref_model=, a second copy of the model, or use beta 0"
+            )
         startup.check_columns(self.train_dataset, self.checked_rewards)
         startup.log_plan(self.train_dataset, config, config.group_baseline)

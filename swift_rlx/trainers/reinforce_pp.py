@@ -50,6 +50,8 @@ class ReinforcePPTrainer(_TokenTrainer):
     a global normalization would take it out again.
     """
 
+    algorithm: ClassVar[str] = "reinforce_pp"
+
     def _prepare_algorithm_params(self) -> None:
         super()._prepare_algorithm_params()
         uses_ema = self.args.group_baseline == "ema"
@@ -86,6 +88,8 @@ class ReinforcePPTrainer(_TokenTrainer):
 
 class ReinforcePPBaselineTrainer(_TokenTrainer):
     """REINFORCE++-baseline: c_i = R_i minus its group's mean, normalized over all tokens; KL is a k2 loss."""
+
+    algorithm: ClassVar[str] = "reinforce_pp_baseline"
 
     def estimate_advantages(self, rollout: Rollout) -> torch.Tensor:
         centered_N = group_centered(rollout.rewards_N, rollout.group_ids_N, rollout.valid_N)

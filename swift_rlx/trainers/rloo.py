@@ -18,6 +18,7 @@ class RLOOTrainer(OnPolicyTrainer):
     rho_i = 1 and this is plain REINFORCE.
     """
 
+    algorithm: ClassVar[str] = "rloo"
     loss_unit: ClassVar[Literal["row", "token"]] = "row"
 
     def estimate_advantages(self, rollout: Rollout) -> torch.Tensor:
