@@ -13,7 +13,10 @@ from swift_rlx import _boot
 
 PACKAGES = ("ms-swift", "torch", "transformers", "trl", "peft")
 ENGINES = ("vllm", "sglang")
-HOOK_FILES = {"swift_rlx.pth": _boot.PTH, "swift_rlx.start": _boot.START}
+# Both files are installed. Python 3.15 and later reads the second and leaves out the first (PEP 829).
+HOOK_FILE, HOOK_TEXT = (
+    ("swift_rlx.start", _boot.START) if sys.version_info >= (3, 15) else ("swift_rlx.pth", _boot.PTH)
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Environment:
     extras: dict[str, dict[str, str | None]]
     """Our optional extras: distribution and version of each of their requirements."""
     hook_files: dict[str, bool]
-    """Path of each hook file that `site` reads, and whether its text is that of this version."""
+    """Path of each HOOK_FILE where `site` looks, and whether its text is that of this version."""
     swift_command: str | None
     bin_folder: str
     plugins_choice: str | None
@@ -88,10 +91,8 @@ def _hook_files() -> dict[str, bool]:
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
     found = {}
-    for folder in dict.fromkeys(folders):
-        for name, text in HOOK_FILES.items():
-            path = os.path.join(folder, name)
-            if os.path.isfile(path):
-                with open(path, encoding="utf-8", errors="replace") as file:
-                    found[path] = file.read() == text
+    for path in dict.fromkeys(os.path.join(folder, HOOK_FILE) for folder in folders):
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                found[path] = file.read() == HOOK_TEXT
     return found

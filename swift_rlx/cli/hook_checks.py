@@ -3,7 +3,7 @@
 import os
 
 from swift_rlx.cli.checks import Check, fail, ok, warn
-from swift_rlx.cli.environment import Environment
+from swift_rlx.cli.environment import HOOK_FILE, Environment
 from swift_rlx.cli.probe import Probe
 
 REINSTALL = "pip install --force-reinstall --no-deps swift-rlx"
@@ -11,13 +11,13 @@ WITHOUT_HOOK_FILE = "or run `python -m swift_rlx rlhf ...` instead of `swift rlh
 
 
 def hook_checks(environment: Environment, probe: Probe) -> tuple[Check, ...]:
-    """The files, the live hook, the `swift` command, the environment variables, the other plugins."""
+    """The file, the live hook, the `swift` command, the environment variables, the other plugins."""
     if "interpreter" in probe.errors:
         detail = f"a fresh {environment.executable} cannot answer: {probe.errors['interpreter']}"
         remedy = f"install swift-rlx for this interpreter ({REINSTALL}) and repair what the message names"
         return (fail("interpreter", detail, remedy), _command(environment))
     return (
-        _files(environment, probe),
+        _file(environment, probe),
         _live(environment, probe),
         _command(environment),
         *_variables(environment),
@@ -25,18 +25,18 @@ def hook_checks(environment: Environment, probe: Probe) -> tuple[Check, ...]:
     )
 
 
-def _files(environment: Environment, probe: Probe) -> Check:
+def _file(environment: Environment, probe: Probe) -> Check:
     files = environment.hook_files
     paths = ", ".join(files)
     if all(files.values()) and files:
-        return ok("hook files", paths, paths=list(files))
+        return ok("hook file", paths, paths=list(files))
     if files:
         old = ", ".join(path for path, current in files.items() if not current)
-        return warn("hook files", f"{old} is not of this version of swift-rlx", REINSTALL, paths=list(files))
+        return warn("hook file", f"{old} is not of this version of swift-rlx", REINSTALL, paths=list(files))
     if probe.found_at_start:
-        return ok("hook files", "none, but the hook is there all the same", paths=[])
-    detail = "swift_rlx.pth is in no folder that Python reads at its start"
-    return fail("hook files", detail, f"{REINSTALL}, {WITHOUT_HOOK_FILE}", paths=[])
+        return ok("hook file", "none, but the hook is there all the same", paths=[])
+    detail = f"{HOOK_FILE} is in no folder that Python reads at its start"
+    return fail("hook file", detail, f"{REINSTALL}, {WITHOUT_HOOK_FILE}", paths=[])
 
 
 def _live(environment: Environment, probe: Probe) -> Check:

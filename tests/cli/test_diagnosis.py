@@ -198,7 +198,7 @@ WARNINGS = {
     "a hook file of another version": (
         {"hook_files": {"/env/lib/swift_rlx.pth": False}},
         {},
-        "hook files",
+        "hook file",
         "/env/lib/swift_rlx.pth is not of this version",
         "--force-reinstall",
     ),
@@ -240,7 +240,7 @@ def test_what_does_not_keep_rloo_from_running_warns_with_its_remedy_and_exit_cod
 
 def test_a_missing_file_of_a_hook_that_is_live_all_the_same_is_no_failure():
     report = diagnose(environment(hook_files={}), probe(found_at_start=True))
-    assert _check(report, "hook files").status is Status.OK
+    assert _check(report, "hook file").status is Status.OK
     assert report.exit_code == 0
 
 

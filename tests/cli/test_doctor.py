@@ -142,5 +142,5 @@ def test_without_ms_swift_it_says_so_and_exits_with_1(tmp_path):
     assert "FAIL  ms-swift " in result.stdout
     assert "pip install 'ms-swift'" in result.stdout
     assert result.stdout.endswith(
-        "cannot run here: ms-swift, torch, transformers, trl, peft, hook files, hook, contract failed\n"
+        "cannot run here: ms-swift, torch, transformers, trl, peft, hook file, hook, contract failed\n"
     )

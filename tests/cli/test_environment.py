@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from swift_rlx import _boot
-from swift_rlx.cli.environment import installed_version, read_environment
+from swift_rlx.cli.environment import HOOK_FILE, HOOK_TEXT, installed_version, read_environment
 
 METADATA = """\
 Name: swift-rlx
@@ -44,26 +43,32 @@ def test_versions_and_extras_come_from_the_metadata_and_dev_is_left_out(packages
     assert installed_version("invented-absent") is None
 
 
-def test_hook_files_are_found_and_compared_with_this_version(tmp_path, monkeypatch):
+def test_hook_file_copies_are_found_and_compared_with_this_version(tmp_path, monkeypatch):
     other = tmp_path / "user"
     other.mkdir()
-    (tmp_path / "swift_rlx.pth").write_text(_boot.PTH, encoding="utf-8")
-    (tmp_path / "swift_rlx.start").write_text("swift_rlx._boot:older\n", encoding="utf-8")
-    (other / "swift_rlx.pth").write_text("import older\n", encoding="utf-8")
+    (tmp_path / HOOK_FILE).write_text(HOOK_TEXT, encoding="utf-8")
+    (other / HOOK_FILE).write_text("import older\n", encoding="utf-8")
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path), str(tmp_path)])
     monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
     monkeypatch.setattr(site, "getusersitepackages", lambda: str(other))
     assert read_environment().hook_files == {
-        str(tmp_path / "swift_rlx.pth"): True,
-        str(tmp_path / "swift_rlx.start"): False,
-        str(other / "swift_rlx.pth"): False,
+        str(tmp_path / HOOK_FILE): True,
+        str(other / HOOK_FILE): False,
     }
 
 
-def test_the_files_that_this_repository_ships_are_current(request, tmp_path, monkeypatch):
+def test_a_file_that_this_python_does_not_read_does_not_count(tmp_path, monkeypatch):
+    [unread] = {"swift_rlx.pth", "swift_rlx.start"} - {HOOK_FILE}
+    (tmp_path / unread).write_text("anything\n", encoding="utf-8")
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
+    assert read_environment().hook_files == {}
+
+
+def test_the_file_that_this_repository_ships_is_current(request, monkeypatch):
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(request.config.rootpath)])
     monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
-    assert list(read_environment().hook_files.values()) == [True, True]
+    assert list(read_environment().hook_files.values()) == [True]
 
 
 def test_the_command_and_the_variables_are_those_of_the_process(tmp_path, monkeypatch):

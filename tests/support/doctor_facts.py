@@ -24,7 +24,7 @@ def environment(**changes: Any) -> Environment:
         },
         engines={"vllm": None, "sglang": "0.6"},
         extras={"math": {"math-verify": None}, "webui": {"gradio": "6.0"}},
-        hook_files={"/env/lib/swift_rlx.pth": True, "/env/lib/swift_rlx.start": True},
+        hook_files={"/env/lib/swift_rlx.pth": True},
         swift_command="/env/bin/swift",
         bin_folder="/env/bin",
         plugins_choice=None,
