@@ -7,10 +7,12 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from doc_pages import LANGUAGES, blocks, flags, parser, read, swift_commands, tables, without_downloads
 from runs import FAST
 
@@ -117,9 +119,31 @@ def test_the_python_of_the_page_runs(swift_that_notes: list[Any], monkeypatch: p
     assert resolve_reward("polite").build()("my password is") == -1.0
 
 
-def snippet_with_judge() -> str:
-    [snippet] = [each for each in blocks(read("en", "names"), "python") if "aiohttp" in each]
+def snippet_with(word: str) -> str:
+    [snippet] = [each for each in blocks(read("en", "names"), "python") if word in each]
     return snippet
+
+
+def test_the_trainer_that_the_page_builds_in_python_trains(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import swift
+
+    import swift_rlx
+
+    small: dict[str, Any] = {"max_steps": 1, "max_completion_length": 6, "check_model": False}
+    on_cpu: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": []}
+    config, load, template = swift_rlx.RLXConfig, swift.get_model_processor, swift.get_template
+    monkeypatch.setattr(swift_rlx, "RLXConfig", partial(config, **small, **on_cpu), raising=False)
+    monkeypatch.setattr(
+        swift, "get_model_processor", partial(load, model_type="llama", torch_dtype=torch.float32)
+    )
+    monkeypatch.setattr(swift, "get_template", partial(template, template_type="chatml"))
+    monkeypatch.chdir(tmp_path)
+    page: dict[str, Any] = {"__name__": "page_on_trainers"}
+    exec(snippet_with("RLOOTrainer"), page)
+    page["train"](str(tiny_model), str(write_rows(16)))
+    assert (tmp_path / "output_rloo" / "checkpoint-1").is_dir()
 
 
 def test_the_judge_of_the_page_asks_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +161,7 @@ def test_the_judge_of_the_page_asks_its_server(monkeypatch: pytest.MonkeyPatch) 
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
             page: dict[str, Any] = {"__name__": "page_on_judges"}
-            exec(snippet_with_judge().replace(":8001", f":{runner.addresses[0][1]}"), page)
+            exec(snippet_with("aiohttp").replace(":8001", f":{runner.addresses[0][1]}"), page)
             return [await page["judge"]("good"), await page["judge"]("down")]
         finally:
             await runner.cleanup()
@@ -157,7 +181,7 @@ def rewards_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     )
     monkeypatch.syspath_prepend(str(PLUGINS / "comment_bonus"))
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
-    (tmp_path / "my_rewards.py").write_text(snippet_with_judge(), encoding="utf-8")
+    (tmp_path / "my_rewards.py").write_text(snippet_with("aiohttp"), encoding="utf-8")
     monkeypatch.setattr(REWARDS, "_registered", {})
     REWARDS.refresh()
     yield tmp_path
