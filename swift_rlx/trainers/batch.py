@@ -34,6 +34,9 @@ class RLXBatch(GRPOBatch):
 class Rollout:
     """A scored generation batch, before advantages.
 
+    All tensors are on the CPU: the statistics are in float64, which not every accelerator has, and sums in a fixed
+    order make a resumed run equal to the last bit. `gather` and `reduce_sum` take and give CPU tensors, too.
+
     `rewards_N`, `valid_N` and `group_ids_N` are of all ranks, `rows` says which are ours. The log-probs are masked
     by `mask_nT`; they are None where the algorithm does not need them.
     """

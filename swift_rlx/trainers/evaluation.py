@@ -30,8 +30,8 @@ class EvaluationMixin:
     def eval_rows_once(self, num_rows: int) -> torch.Tensor:
         """[num_rows] bool, False for the rows that only fill up the last batch of several ranks."""
         if self.model.training:
-            return torch.ones(num_rows, dtype=torch.bool, device=self.accelerator.device)
-        fresh = torch.arange(num_rows, device=self.accelerator.device) < self._eval_rows_left
+            return torch.ones(num_rows, dtype=torch.bool)
+        fresh = torch.arange(num_rows) < self._eval_rows_left
         self._eval_rows_left -= num_rows
         return fresh
 

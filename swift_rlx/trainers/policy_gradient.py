@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from accelerate.utils import gather_object
 from swift.rlhf_trainers import GRPOTrainer
 
 from swift_rlx.algorithms import k2
@@ -105,12 +106,13 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         advantages_nT = self.estimate_advantages(rollout)
         loss_mask_nT = rollout.mask_nT & rollout.valid_N[rollout.rows, None]
         if self.overlong_filter:
-            loss_mask_nT &= ~torch.cat([batch.truncated_mask for batch in batches])[:, None]
-        self._attach(batch_encoded_inputs, batches, advantages_nT, loss_mask_nT)
+            loss_mask_nT &= ~torch.cat([batch.truncated_mask for batch in batches]).cpu()[:, None]
+        device = self.accelerator.device
+        self._attach(batch_encoded_inputs, batches, advantages_nT.to(device), loss_mask_nT.to(device))
         self.record_rollout(rollout, self._rewards_per_func, advantages_nT)
 
     def _scored_rollout(self, num_rows: int, batches: list[Any]) -> Rollout:
-        combined = combine_rewards(self._rewards_per_func, self.reward_weights)
+        combined = combine_rewards(self._rewards_per_func.cpu(), self.reward_weights.cpu())
         rewards = combined.rewards_B
         if self.args.reward_clip is not None:
             rewards = rewards.clamp(-self.args.reward_clip, self.args.reward_clip)
@@ -120,20 +122,25 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
 
         def stacked(name: str) -> torch.Tensor | None:
             parts = [getattr(batch, name) for batch in batches]
-            return None if parts[0] is None else stack_rows(parts).float()
+            return None if parts[0] is None else stack_rows(parts).float().cpu()
 
         return Rollout(
             rewards_N=rewards,
             valid_N=combined.valid_B & self.eval_rows_once(rewards.shape[0]),
-            group_ids_N=torch.arange(rewards.shape[0], device=rewards.device) // group_size,
+            group_ids_N=torch.arange(rewards.shape[0]) // group_size,
             rows=slice(start, start + num_rows),
-            mask_nT=stack_rows([batch.completion_mask for batch in batches]).bool(),
+            mask_nT=stack_rows([batch.completion_mask for batch in batches]).bool().cpu(),
             proximal_logprobs_nT=stacked("old_per_token_logps"),
             ref_logprobs_nT=stacked("ref_per_token_logps"),
-            gather=self.accelerator.gather,
-            reduce_sum=lambda tensor: self.accelerator.reduce(tensor, "sum"),
+            gather=lambda values: self.accelerator.gather(values.to(self.accelerator.device)).cpu(),
+            reduce_sum=self._sum_over_ranks,
             is_training=is_training,
         )
+
+    @staticmethod
+    def _sum_over_ranks(vector: torch.Tensor) -> torch.Tensor:
+        """A float64 vector summed over the ranks, in their order: the same on every backend and every rank."""
+        return torch.tensor(gather_object([vector.tolist()]), dtype=torch.float64).sum(0)
 
     def _attach(
         self,
@@ -156,7 +163,7 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
 
     def _count(self, loss_mask_BT: torch.Tensor) -> torch.Tensor:
         units = loss_mask_BT.any(1) if self.loss_unit == "row" else loss_mask_BT
-        return units.sum().double()
+        return units.sum()
 
     # --- loss ----------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class RolloutMetricsMixin:
         self, rollout: Rollout, rewards_per_func: torch.Tensor, advantages_nT: torch.Tensor
     ) -> None:
         """Rewards, spread and validity of a generation batch; the rows of the completions table."""
-        valid = rollout.valid_N
+        valid, rewards_per_func = rollout.valid_N, rewards_per_func.cpu()
         if rollout.is_training and not valid.any():
             logger.warning("no reward scored any completion of this generation batch: it trains nothing")
         self._record("reward", rollout.rewards_N[valid])
@@ -72,7 +72,7 @@ class RolloutMetricsMixin:
             self._logs["rewards"][name].extend(column.tolist())
         tokens_n = rollout.mask_nT.sum(1).clamp(min=1)
         per_row = (advantages_nT * rollout.mask_nT).sum(1) / tokens_n
-        self._logs["advantages"].extend(gather(per_row).tolist())
+        self._logs["advantages"].extend(rollout.gather(per_row).tolist())
 
     def _record_spread(self, rollout: Rollout) -> None:
         """Within-group spread: a group of equal rewards has no policy gradient, a group of one no baseline."""
