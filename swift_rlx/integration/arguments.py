@@ -8,12 +8,15 @@ No `from __future__ import annotations` here: ms-swift's parser evaluates the an
 """
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, Literal, get_args, get_type_hints
+
+from swift.utils import get_dist_setting
 
 import swift_rlx
 from swift_rlx.errors import ConfigError, RlxError
@@ -91,9 +94,21 @@ def _become_ours(args: Any) -> None:
             "swift-rlx: --rlhf_type reinforce_plus_plus is REINFORCE++ (reinforce_pp) here; ms-swift's"
             " --advantage_estimator of that name subtracts the group mean and is nearer to reinforce_pp_baseline\n"
         )
+    _fill_generation_batch(args)
     check_conflicts(args, algorithm)
     adopt(args, algorithm)
     args.rlhf_type = "grpo"
+
+
+def _fill_generation_batch(args: Any) -> None:
+    """Left alone, a generation batch is made of whole groups: the shortest accumulation that gives them.
+
+    ms-swift's defaults, one row per device and eight generations, would be refused on fewer than eight ranks.
+    """
+    sizes = (args.gradient_accumulation_steps, args.steps_per_generation, args.generation_batch_size)
+    if all(size is None for size in sizes) and args.num_generations > 0:
+        rows = args.per_device_train_batch_size * get_dist_setting()[2]
+        args.gradient_accumulation_steps = args.num_generations // math.gcd(rows, args.num_generations)
 
 
 def _refuse_our_fields(args: Any) -> None:

@@ -65,8 +65,33 @@ REFUSALS = (
         lambda v: v <= 0,
         "log-probs are of softmax(logits / temperature), so it must be above 0; use for example 0.9",
     ),
+    Refusal("num_iterations", lambda v: v < 1, "a generation batch is trained at least once; use 1 or more"),
+    Refusal("num_generations_eval", lambda v: v is not None and v < 1, "use 1 or more"),
+    Refusal("beta", lambda v: v is not None and v < 0, "it weighs a KL penalty; use 0 or more"),
+    Refusal(
+        "epsilon",
+        lambda v: not 0 < v <= 1,
+        "the ratio is clipped below at 1 - epsilon; use above 0, at most 1",
+    ),
+    Refusal(
+        "epsilon_high",
+        lambda v: v is not None and v <= 0,
+        "the ratio is clipped above at 1 + it; use above 0",
+    ),
 )
-SUPPORT_FLAGS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+SUPPORT_FLAGS = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "structured_outputs_regex": None,
+}
+
+
+INEXACT_RESUME = {
+    "ignore_data_skip": "the epoch would begin again and its first prompts be trained twice",
+    "sync_ref_model": "the mixed reference is not in the checkpoint, and the KL would be measured from another one",
+}
 
 
 def check_conflicts(args: Any, algorithm: Algorithm) -> None:
@@ -128,14 +153,20 @@ def _check_generations(args: Any, algorithm: Algorithm) -> None:
             f" completions of one prompt, so use at least {algorithm.min_generations}; for one completion a prompt"
             " use --rlhf_type reinforce_pp, with or without --group_baseline ema"
         )
+    if args.dynamic_sample and group == 1:
+        raise ConfigError(
+            "--dynamic_sample true cannot be used with --num_generations 1: it samples again where a prompt's"
+            " completions got equal rewards, and one completion always does; drop it or use more generations"
+        )
     accumulation = args.gradient_accumulation_steps or 1
     per_step = args.per_device_train_batch_size * get_dist_setting()[2]
     batch = args.generation_batch_size or per_step * (args.steps_per_generation or accumulation)
     if batch % group:
         divisors = [n for n in range(algorithm.min_generations, batch + 1) if batch % n == 0]
+        remedy = f"make that a multiple of {group}" + (f", or use one of {divisors}" if divisors else "")
         raise ConfigError(
             f"--num_generations {group} does not divide the generation batch of {batch} completions"
-            f" (per_device_train_batch_size x ranks x steps_per_generation); use one of {divisors}"
+            f" (per_device_train_batch_size x ranks x steps_per_generation); {remedy}"
         )
     steps = args.steps_per_generation or max(1, batch // per_step)
     if max(steps, accumulation) % min(steps, accumulation):
@@ -146,16 +177,34 @@ def _check_generations(args: Any, algorithm: Algorithm) -> None:
 
 
 def _check_reward_source(args: Any, algorithm: Algorithm) -> None:
-    if not (args.reward_funcs or args.reward_model or args.use_gym_env or args.gym_env):
+    uses_gym = bool(args.use_gym_env if args.use_gym_env is not None else args.gym_env)
+    if not (args.reward_funcs or args.reward_model or uses_gym):
         raise ConfigError(
             f"--rlhf_type {algorithm.name} has no reward to learn from: give --reward_funcs, --reward_model or"
             " --use_gym_env (swift-rlx doctor lists the rewards that are installed)"
+        )
+    if uses_gym and not args.use_vllm:
+        raise ConfigError(
+            "--use_gym_env true gives no reward without --use_vllm true: ms-swift runs environments in vLLM's"
+            " schedulers only; add it, or give --reward_funcs"
+        )
+    sources = len(args.reward_funcs) + len(args.reward_model or []) + uses_gym
+    if args.reward_weights is not None and len(args.reward_weights) != sources:
+        raise ConfigError(
+            f"--reward_weights has {len(args.reward_weights)} numbers for {sources} rewards; give one for each of"
+            " --reward_funcs, then --reward_model, then the gym reward"
         )
 
 
 def _check_resume(args: Any, algorithm: Algorithm) -> None:
     if not args.resume_from_checkpoint or args.resume_only_model:
         return
+    for flag, why in INEXACT_RESUME.items():
+        if getattr(args, flag):
+            raise ConfigError(
+                f"--{flag} true cannot be used with --resume_from_checkpoint: {why}; drop it, or take only the"
+                " weights with --resume_only_model true"
+            )
     path = os.path.join(args.resume_from_checkpoint, "args.json")
     if not os.path.isfile(path):
         return

@@ -54,6 +54,11 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         self._skip_proximal = False
         self._in_reference = False
 
+    def _setup_teacher(self) -> None:
+        super()._setup_teacher()
+        # Without a teacher ms-swift distils the policy from itself where rows have a `teacher_prompt`.
+        self._is_dynamic_self_distillation = self._has_teacher = False
+
     # --- log-probs -----------------------------------------------------------------------------------------------
 
     @property

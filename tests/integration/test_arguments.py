@@ -85,17 +85,57 @@ def test_defaults_follow_the_papers(
     assert build(rlhf_type=name, reward_clip=float("inf")).reward_clip is None
 
 
+def test_the_flagship_command_needs_no_batch_sizes(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    from swift import RLHFArguments
+
+    args = RLHFArguments(
+        rlhf_type="rloo",
+        model=str(tiny_model),
+        model_type="llama",
+        template="chatml",
+        dataset=[str(write_rows(16))],
+        reward_funcs=["format"],
+        output_dir=str(tmp_path / "out"),
+        report_to=["none"],
+    )
+    assert (args.per_device_train_batch_size, args.num_generations) == (1, 8)
+    assert args.gradient_accumulation_steps == 8
+    assert args.training_args.generation_batch_size == 8
+
+
 REFUSED = [
     ({"advantage_estimator": "reinforce_plus_plus"}, "--advantage_estimator reinforce_plus_plus contradicts"),
     ({"scale_rewards": "gdpo"}, "--scale_rewards gdpo contradicts --rlhf_type rloo"),
     ({"rlhf_type": "reinforce_pp", "scale_rewards": "none"}, "--scale_rewards none contradicts"),
     ({"num_generations": 1}, "--num_generations 1 is refused for --rlhf_type rloo.*use at least 2"),
     ({"rlhf_type": "reinforce_pp_baseline", "num_generations": 1}, "--num_generations 1 is refused"),
-    ({"num_generations": 3}, r"--num_generations 3 does not divide the generation batch of 8.*\[2, 4, 8\]"),
+    (
+        {"num_generations": 3},
+        r"does not divide the generation batch of 8.*make that a multiple of 3, or use one of \[2, 4, 8\]",
+    ),
     (
         {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2},
         "do not fit together",
     ),
+    ({"num_generations": 8, "per_device_train_batch_size": 1}, "make that a multiple of 8"),
+    (
+        {"rlhf_type": "reinforce_pp", "num_generations": 1, "dynamic_sample": True},
+        "--dynamic_sample true cannot",
+    ),
+    ({"num_iterations": 0}, "--num_iterations 0 cannot be used"),
+    ({"num_generations_eval": 0}, "--num_generations_eval 0 cannot be used"),
+    ({"beta": -0.1}, "--beta -0.1 cannot be used"),
+    ({"epsilon": 0.0}, "--epsilon 0.0 cannot be used"),
+    ({"epsilon_high": -1.0}, "--epsilon_high -1.0 cannot be used"),
+    ({"reward_weights": [1.0, 2.0]}, "--reward_weights has 2 numbers for 1 rewards"),
+    ({"use_gym_env": True}, "--use_gym_env true gives no reward without --use_vllm true"),
+    (
+        {"resume_from_checkpoint": ".", "ignore_data_skip": True},
+        "--ignore_data_skip true cannot be used with",
+    ),
+    ({"resume_from_checkpoint": ".", "sync_ref_model": True}, "--sync_ref_model true cannot be used with"),
     ({"reward_funcs": []}, "--rlhf_type rloo has no reward to learn from"),
     ({"loss_type": ["dapo"]}, "--loss_type dapo cannot be used with --rlhf_type rloo: rloo has one loss"),
     ({"importance_sampling_level": "sequence"}, "--importance_sampling_level sequence cannot be used"),

@@ -205,3 +205,16 @@ def test_the_running_mean_is_subtracted_whole_under_a_discount(
     train(tiny_model, write_rows(16), tmp_path / "run", reward_funcs=[one], **changes)
     row = kept[1][0]  # V is 1 from the first batch on; six tokens, the reward at the last
     assert row.tolist() == pytest.approx([0.5**steps - 1 for steps in range(5, -1, -1)])
+
+
+def test_a_column_named_teacher_prompt_starts_no_distillation(
+    forwards: list[str], tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"Say {row}"}], "teacher_prompt": "Say it", "row": row}
+        for row in range(16)
+    ]
+    train(
+        tiny_model, write_rows(rows), tmp_path / "run", rlhf_type="rloo", beta=0.0, reward_funcs=[Lengths()]
+    )
+    assert set(forwards) == {"loss"}
