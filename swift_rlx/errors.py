@@ -5,11 +5,26 @@
     ├── ContractError    (RuntimeError)  the installed ms-swift lacks something that we build on
     ├── PluginError      (RuntimeError)  a name that no package offers, that two offer, or that fails to import
     ├── RewardError      (ValueError)    a reward failed or returned something that is not a reward
-    └── CheckpointError  (RuntimeError)  saved state is missing, torn, or belongs to another run
+    ├── CheckpointError  (RuntimeError)  saved state is missing, torn, or belongs to another run
+    ├── BackendError     (RuntimeError)  a rollout backend did not do what it was asked
+    │   ├── BackendTimeout      (TimeoutError)     no answer in time; worth a retry elsewhere
+    │   ├── BackendUnavailable  (ConnectionError)  the worker cannot serve now; worth a retry elsewhere
+    │   │   └── WorkerDied                         its process is gone
+    │   └── BackendRejected     (ValueError)       it refused this request; a retry would be refused too
+    ├── StalenessError   (RuntimeError)  a token is not of the policy version that it should be
+    └── SchedulingError  (RuntimeError)  the scheduler broke one of its own laws: a bug
 
 A message is one sentence: what was refused, the value, what is allowed, what to do. All of them survive pickling
-(they carry only their message), so that a spawned process can hand one to its parent.
+(they carry only their message and plain attributes), so that a spawned process can hand one to its parent.
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # `typing` alone would cost milliseconds
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    AnyBackendError = TypeVar("AnyBackendError", bound="BackendError")
 
 
 class RlxError(Exception):
@@ -34,3 +49,38 @@ class RewardError(RlxError, ValueError):
 
 class CheckpointError(RlxError, RuntimeError):
     """Saved training state is missing, torn, or belongs to another kind of run."""
+
+
+class BackendError(RlxError, RuntimeError):
+    """A rollout backend did not do what it was asked. `lost_tokens`: generated for the request, and gone."""
+
+    lost_tokens: int = 0
+
+    def losing(self: AnyBackendError, tokens: int) -> AnyBackendError:
+        """The same error, saying how many generated tokens are lost with it."""
+        self.lost_tokens = tokens
+        return self
+
+
+class BackendTimeout(BackendError, TimeoutError):
+    """No answer in time; another worker may have one."""
+
+
+class BackendUnavailable(BackendError, ConnectionError):
+    """The worker cannot serve now; another one may."""
+
+
+class WorkerDied(BackendUnavailable):
+    """The worker's process is gone."""
+
+
+class BackendRejected(BackendError, ValueError):
+    """The backend refused this request, or answered it with a record that cannot be used; no retry helps."""
+
+
+class StalenessError(RlxError, RuntimeError):
+    """A token carries another policy version than the one its worker has to serve, or is trained over age."""
+
+
+class SchedulingError(RlxError, RuntimeError):
+    """The scheduler broke one of its own laws, such as that every prompt ends exactly once: a bug."""

@@ -22,9 +22,10 @@ MAX_FUNCTION_LINES = 60  # the aim is 40
 
 BOOTSTRAP = {"__init__", "__main__", "_boot", "_hooks", "_plugin"}
 ROWS = {
-    **dict.fromkeys(["errors", "registry", *BOOTSTRAP], 0),
-    **dict.fromkeys(["algorithms", "rewards"], 1),
-    "testing": 2,
+    **dict.fromkeys(["errors", "registry", "types", "clock", *BOOTSTRAP], 0),
+    **dict.fromkeys(["algorithms", "rewards", "backends"], 1),
+    **dict.fromkeys(["testing", "scheduler"], 2),
+    "simulation": 2.5,  # runs the scheduler on the fakes of testing
     **dict.fromkeys(["trainers", "integration"], 3),
     "cli": 4,
 }
@@ -35,6 +36,9 @@ TOGETHER = [{"errors", "registry", *BOOTSTRAP}, {"trainers", "integration"}]
 OUTSIDE: dict[str, set[str]] = {
     **{part: set() for part in ["errors", "registry", *BOOTSTRAP]},
     "algorithms": {"torch"},
+    "types": {"numpy"},
+    "clock": set(),
+    **{part: {"numpy"} for part in ["backends", "scheduler", "simulation"]},
     "__main__": {"swift"},  # it stands in for ms-swift's own `swift.cli.rlhf`
 }
 MS_SWIFT = {"swift", "trl", "transformers", "peft", "accelerate", "datasets"}
@@ -188,6 +192,10 @@ PLANTED = [
     ("layers", "swift_rlx/algorithms/x.py", "from swift_rlx import RLOOTrainer\n"),
     ("layers", "swift_rlx/algorithms/x.py", "importlib.import_module('swift_rlx.cli.main')\n"),
     ("layers", "swift_rlx/algorithms/x.py", "import numpy\n"),
+    ("layers", "swift_rlx/scheduler/x.py", "import torch\n"),
+    ("layers", "swift_rlx/scheduler/x.py", "from swift_rlx.testing import run_virtual\n"),
+    ("layers", "swift_rlx/backends/x.py", "from swift_rlx.scheduler import RolloutConfig\n"),
+    ("layers", "swift_rlx/types.py", "from swift_rlx.backends import Backend\n"),
     ("layers", "swift_rlx/rewards/x.py", "if True:\n    import transformers.utils\n"),
     ("layers", "swift_rlx/cli/x.py", "from swift.arguments import RLHFArguments\n"),
     ("layers", "swift_rlx/errors.py", "import torch\n"),

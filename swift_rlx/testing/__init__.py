@@ -1,4 +1,4 @@
-"""For the tests of packages that plug in here: conformance suites, and a stand-in for an installed package.
+"""For tests: conformance suites, a stand-in for an installed package, a fake backend and virtual time.
 
 from swift_rlx.testing import check_reward
 
@@ -6,7 +6,31 @@ def test_my_reward():
     check_reward("my_reward", examples=["some completion", "another one"])
 """
 
-from swift_rlx.testing.fake_distribution import fake_distribution
-from swift_rlx.testing.reward_suite import Example, check_reward
+from __future__ import annotations
 
-__all__ = ["Example", "check_reward", "fake_distribution"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swift_rlx.testing.fake_backend import FakeBackend as FakeBackend
+    from swift_rlx.testing.fake_distribution import fake_distribution as fake_distribution
+    from swift_rlx.testing.reward_suite import Example as Example
+    from swift_rlx.testing.reward_suite import check_reward as check_reward
+    from swift_rlx.testing.virtual_clock import run_virtual as run_virtual
+
+# Loaded on first use: the simulator needs the fake backend, and not the torch of the reward suite.
+_LAZY = {
+    "Example": "reward_suite",
+    "FakeBackend": "fake_backend",
+    "check_reward": "reward_suite",
+    "fake_distribution": "fake_distribution",
+    "run_virtual": "virtual_clock",
+}
+
+__all__ = ["Example", "FakeBackend", "check_reward", "fake_distribution", "run_virtual"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'swift_rlx.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"swift_rlx.testing.{_LAZY[name]}"), name)

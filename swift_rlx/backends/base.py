@@ -1,0 +1,109 @@
+"""The protocol of a rollout backend and the records that it takes and gives.
+
+One backend object stands for one worker (replica). All calls come from one asyncio loop. A backend reports what
+it cannot do by raising a `BackendError`: `BackendTimeout` and `BackendUnavailable` move the request to another
+worker, `BackendRejected` does not. Anything else that it raises is taken for `BackendUnavailable`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from swift_rlx.errors import ConfigError
+from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams
+
+
+class WeightUpdate(enum.Enum):
+    """What happens to answers in flight when weights are published."""
+
+    KEEP = "keep"
+    """They go on under the new weights; later tokens carry the new version."""
+    PIN = "pin"
+    """They finish on the version they began with."""
+    DRAIN = "drain"
+    """The worker gets no new request, and the weights, once its last answer has finished."""
+    ABORT = "abort"
+    """They are cut and begun again; an answer that was cut once is waited for the next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a worker can do. `drain` needs nothing from it, and every backend has to offer `abort`."""
+
+    keep: bool = False
+    """`publish` may be called with answers in flight, whose later tokens come from the new weights."""
+    pin: bool = False
+    """`publish` may be called with answers in flight, which finish on their version."""
+
+    def can(self, mode: WeightUpdate) -> bool:
+        """Whether weights can be published that way."""
+        return {WeightUpdate.KEEP: self.keep, WeightUpdate.PIN: self.pin}.get(mode, True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerationRequest:
+    """One completion to be made. `request_id` is unique among the requests in flight."""
+
+    request_id: str
+    prompt: Prompt
+    member: int
+    sampling: SamplingParams
+    attempt: int = 1
+    submit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A worker's own statement: the version that it serves to new requests."""
+
+    version: PolicyVersion
+
+
+class Backend(Protocol):
+    """One worker."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the workers of a run; appears in messages and metrics."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Read once, at the start."""
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """The answer, with token ids as sampled, and log-probability and policy version of each token.
+
+        After `abort` of the request: the tokens made so far, with finish reason ABORT. Raises `BackendError`.
+        """
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """End these requests soon; unknown ids are ignored."""
+
+    async def publish(self, version: PolicyVersion, payload: object) -> None:
+        """Serve these weights to every request that starts after the return, prefix caches reset."""
+
+    async def health(self) -> Health:
+        """Raises `BackendError` where the worker cannot serve."""
+
+    async def close(self) -> None:
+        """End the worker and free what it holds; may be called twice."""
+
+
+def resolve_weight_update(requested: WeightUpdate | None, backends: Sequence[Backend]) -> WeightUpdate:
+    """The mode for a run; None means `keep` where every worker declares it, else `drain`.
+
+    Raises `ConfigError` for a mode that a worker lacks.
+    """
+    if requested is None:
+        every = all(backend.capabilities.keep for backend in backends)
+        return WeightUpdate.KEEP if every else WeightUpdate.DRAIN
+    for backend in backends:
+        if not backend.capabilities.can(requested):
+            can = ", ".join(mode.value for mode in WeightUpdate if backend.capabilities.can(mode))
+            raise ConfigError(
+                f"weight_update '{requested.value}' is refused: worker '{backend.name}' can {can}; choose one of these"
+            )
+    return requested
