@@ -49,6 +49,7 @@ CATCHES_EVERYTHING = {
     "swift_rlx/_hooks.py": "a plugin's fault must not stop ms-swift",
     "swift_rlx/registry.py": "a half-removed distribution must not hide the others",
     "swift_rlx/rewards/checked.py": "a reward function raises what it likes",
+    "swift_rlx/scheduler/requests.py": "a rollout backend raises what it likes",
     "swift_rlx/testing/reward_suite.py": "a reward under test raises what it likes",
     "swift_rlx/cli/probe.py": "a package that fails to import is a line of the doctor's report",
 }

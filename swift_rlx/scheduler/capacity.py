@@ -1,0 +1,95 @@
+"""How many groups may be admitted: the arithmetic that makes the staleness bound hold.
+
+Laws, with b = batches_ahead and B = batch_groups:
+
+1. A group is charged when it is admitted. Its charge ends when it is dropped, or when weights that were trained on
+   it are live on the workers (not when it is picked up): no slot is given away while the weights that would
+   fill it are older than those of the trainer.
+2. At most (b + 1) B groups are charged. So at most b B groups wait beside the batch in training, and a group
+   that finishes under version v can be picked at one of the b pick-ups that the bound allows it.
+3. admitted - dropped never exceeds max_batches * B: nothing is generated that will not be trained.
+
+Shaping. The bound is a limit, not an aim: answers that wait in the buffer only grow old. Between two pick-ups the
+trainer needs B ready groups, and some answers need longer than one step; so besides the batch in training, B groups
+plus as many as are usually unfinished at a pick-up (a running mean) plus a margin are enough. The
+margin grows by B/8 whenever the trainer had to wait and shrinks slowly otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from swift_rlx.errors import SchedulingError
+from swift_rlx.scheduler.config import RolloutConfig
+
+MEAN_WEIGHT = 0.1
+"""Weight of the newest pick-up in the running mean of unfinished groups."""
+MARGIN_DECAY = 0.98
+"""What is left of the margin after a pick-up without a wait."""
+
+
+class Capacity:
+    """Counts admissions and says how many more there may be. `step` is the trainer's optimizer step."""
+
+    def __init__(self, config: RolloutConfig, step: int = 0) -> None:
+        self.admitted = 0
+        self.dropped = 0
+        self.picked = 0
+        self._config = config
+        self._released = 0
+        self._picks: deque[tuple[int, int]] = deque()  # (step that makes it live, groups)
+        self._step = step
+        self._unfinished = float(config.batch_groups)
+        self._margin = config.batch_groups / 4
+
+    @property
+    def charged(self) -> int:
+        """Groups that hold a place."""
+        return self.admitted - self.dropped - self._released
+
+    @property
+    def waiting(self) -> int:
+        """Groups admitted and neither dropped nor picked up."""
+        return self.admitted - self.dropped - self.picked
+
+    def room(self) -> int:
+        """How many groups may be admitted now."""
+        config = self._config
+        room = (config.batches_ahead + 1) * config.batch_groups - self.charged
+        if config.max_batches is not None:
+            left = config.max_batches * config.batch_groups - (self.admitted - self.dropped)
+            room = min(room, left)
+        if config.shape_capacity:
+            room = min(room, self._shaped() - self.waiting)
+        return max(room, 0)
+
+    def admit(self) -> int:
+        """Charge one group and return its number. Raises `SchedulingError` without room."""
+        if not self.room():
+            raise SchedulingError(f"a group was admitted without room: {self.charged} are charged")
+        self.admitted += 1
+        return self.admitted - 1
+
+    def drop(self) -> None:
+        """A group ended without training; its place goes to another prompt."""
+        self.dropped += 1
+
+    def pick(self, groups: int, step: int, unfinished: int, waited: bool) -> None:
+        """The trainer took `groups` at optimizer step `step`, with `unfinished` others not ready."""
+        self.picked += groups
+        self._picks.append((step + self._config.steps_per_batch, groups))
+        self._unfinished += MEAN_WEIGHT * (unfinished - self._unfinished)
+        full = (self._config.batches_ahead + 1) * self._config.batch_groups
+        step_up = self._config.batch_groups / 8
+        self._margin = min(self._margin + step_up, full) if waited else self._margin * MARGIN_DECAY
+
+    def live(self, step: int) -> None:
+        """Weights of this optimizer step are live: what they were trained on gives up its place."""
+        if step < self._step:
+            raise SchedulingError(f"optimizer step {step} went live after {self._step}")
+        self._step = step
+        while self._picks and self._picks[0][0] <= step:
+            self._released += self._picks.popleft()[1]
+
+    def _shaped(self) -> int:
+        return round(self._config.batch_groups + self._unfinished + self._margin)

@@ -1,0 +1,111 @@
+"""Settings of the rollout scheduler."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from swift_rlx.backends.base import WeightUpdate
+from swift_rlx.errors import ConfigError
+from swift_rlx.types import SamplingParams
+
+
+class TrainOrder(enum.Enum):
+    """Which ready groups train next."""
+
+    COMPLETION = "completion"
+    """Those that would lose most tokens to the staleness bound by waiting; else in the order of completion."""
+    ADMISSION = "admission"
+    """Those admitted first: the same sequence whatever the latencies; the trainer waits for the slowest."""
+
+
+class StaleTokens(enum.Enum):
+    """What happens to tokens over the staleness bound."""
+
+    MASK = "mask"
+    """They leave the loss mask; the answer's younger tokens train."""
+    DROP = "drop"
+    """Their whole answer leaves the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutConfig:
+    """Counts are groups unless named otherwise; times are seconds."""
+
+    batch_groups: int
+    """Groups of a generation batch."""
+    group_size: int = 8
+    """Completions per prompt."""
+    min_members: int = 2
+    """Members with a reward that a group needs to train."""
+    max_staleness: int = 2
+    """Optimizer steps: strict bound for every trained token, when its batch is picked up."""
+    steps_per_batch: int = 1
+    """Optimizer steps that the trainer makes with a generation batch."""
+    max_batches: int | None = None
+    """Generation batches that will be trained; nothing is admitted past them."""
+    max_inflight: int = 32
+    """Completions in flight per worker."""
+    reserved_share: float = 0.0
+    """Share of a worker's slots kept for prompts whose `expected_tokens` reach `long_tokens`."""
+    long_tokens: int = 2048
+    shape_capacity: bool = True
+    """Hold fewer answers than the bound allows, as few as keep the trainer fed (`capacity.py`)."""
+    weight_update: WeightUpdate | None = None
+    """None: keep where every worker can, else drain."""
+    train_order: TrainOrder = TrainOrder.COMPLETION
+    stale_tokens: StaleTokens = StaleTokens.MASK
+    request_timeout_s: float = 300.0
+    """Of the first attempt; doubled with each further one, so that long answers are not cut again and again."""
+    retries: int = 3
+    """Further attempts per request."""
+    abort_grace_s: float = 5.0
+    """How long a backend may take to end a request that it was told to end."""
+    outage_limit_s: float = 60.0
+    """How long every worker may be out before the run ends with the last error."""
+    publish_limit_s: float = 300.0
+    """How long a worker may take to apply weights."""
+    warm_up_limit_s: float = 600.0
+    """How long the first batch may take."""
+    score_concurrency: int = 64
+    """Groups being scored at a time."""
+    seed: int = 0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        at_least = {
+            "batch_groups": 1,
+            "group_size": 1,
+            "min_members": 1,
+            "max_staleness": 0,
+            "steps_per_batch": 1,
+            "max_inflight": 1,
+            "retries": 0,
+            "score_concurrency": 1,
+        }
+        for name, least in at_least.items():
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name} {value} is refused: it must be at least {least}")
+        if self.min_members > self.group_size:
+            raise ConfigError(
+                f"min_members {self.min_members} is refused: it exceeds group_size {self.group_size};"
+                " no group could train"
+            )
+        if not 0 <= self.reserved_share < 1:
+            raise ConfigError(f"reserved_share {self.reserved_share:g} is refused: use 0 up to less than 1")
+        if self.max_batches is not None and self.max_batches < 1:
+            raise ConfigError(f"max_batches {self.max_batches} is refused: use at least 1, or None")
+        for name in (
+            "request_timeout_s",
+            "abort_grace_s",
+            "outage_limit_s",
+            "publish_limit_s",
+            "warm_up_limit_s",
+        ):
+            if (seconds := getattr(self, name)) <= 0:
+                raise ConfigError(f"{name} {seconds:g} is refused: it must be above 0")
+
+    @property
+    def batches_ahead(self) -> int:
+        """Whole generation batches that fit into the bound: `max_staleness // steps_per_batch`."""
+        return self.max_staleness // self.steps_per_batch

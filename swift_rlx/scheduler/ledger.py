@@ -1,0 +1,49 @@
+"""What became of every generated token. The fates sum to what was generated, at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swift_rlx.errors import SchedulingError
+from swift_rlx.types import Fate
+
+
+class TokenLedger:
+    """Counts tokens by fate. They arrive in flight, and are settled once."""
+
+    def __init__(self) -> None:
+        self._generated = 0
+        self._tokens = dict.fromkeys(Fate, 0)
+
+    @property
+    def generated(self) -> int:
+        """Tokens that arrived."""
+        return self._generated
+
+    def arrived(self, tokens: int) -> None:
+        """A backend handed over tokens, or reported that they are lost."""
+        self._generated += tokens
+        self._tokens[Fate.IN_FLIGHT] += tokens
+
+    def settle(self, fate: Fate, tokens: int) -> None:
+        """Tokens that were in flight found their end. Raises `SchedulingError` for more than there are."""
+        if tokens < 0 or tokens > self._tokens[Fate.IN_FLIGHT] or fate is Fate.IN_FLIGHT:
+            raise SchedulingError(
+                f"{tokens} tokens cannot become '{fate.value}': {self._tokens[Fate.IN_FLIGHT]} are in flight"
+            )
+        self._tokens[Fate.IN_FLIGHT] -= tokens
+        self._tokens[fate] += tokens
+
+    def tokens(self, fate: Fate) -> int:
+        """Tokens with this fate now."""
+        return self._tokens[fate]
+
+    def shares(self) -> Mapping[Fate, float]:
+        """Share of the generated tokens by fate; sums to 1. All zero before the first token."""
+        return {fate: tokens / max(self._generated, 1) for fate, tokens in self._tokens.items()}
+
+    def check(self) -> None:
+        """Raise `SchedulingError` unless the fates sum to what was generated."""
+        if sum(self._tokens.values()) != self._generated:
+            found = ", ".join(f"{fate.value} {tokens}" for fate, tokens in self._tokens.items())
+            raise SchedulingError(f"{self._generated} tokens were generated, but accounted for are: {found}")

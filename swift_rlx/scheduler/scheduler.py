@@ -1,0 +1,290 @@
+"""The one public class: builds the parts, supervises the loops, ends them in order.
+
+    async with RolloutScheduler(config, backends, prompts, score) as scheduler:
+        while (batch := await scheduler.next_batch()) is not None:
+            weights = train(batch)
+            scheduler.publish(weights)
+
+Always holds: every admitted prompt ends exactly once (trained, dropped for a counted reason, or carried over when the
+run ends before it), every generated token has one fate, and no token older than `max_staleness` is trained. The first
+two are checked when the run ends, the third at every pick-up. The trainer ends the run; the first error
+of any other part is raised by what the trainer waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from swift_rlx.backends.base import Backend, WeightUpdate, resolve_weight_update
+from swift_rlx.clock import Clock, LoopClock
+from swift_rlx.errors import BackendTimeout, ConfigError, SchedulingError, StalenessError
+from swift_rlx.scheduler.capacity import Capacity
+from swift_rlx.scheduler.config import RolloutConfig
+from swift_rlx.scheduler.generation import Generation
+from swift_rlx.scheduler.groups import GroupBook, GroupState
+from swift_rlx.scheduler.ledger import TokenLedger
+from swift_rlx.scheduler.loops import generate_loop, publish_loop, score_loop
+from swift_rlx.scheduler.pickup import PickUp
+from swift_rlx.scheduler.prompts import PromptSource
+from swift_rlx.scheduler.publishing import Publisher
+from swift_rlx.scheduler.ready import ReadyBuffer
+from swift_rlx.scheduler.recovery import Recovery, served_version
+from swift_rlx.scheduler.requests import within
+from swift_rlx.scheduler.routing import Router, Worker
+from swift_rlx.scheduler.scoring import Scoring
+from swift_rlx.scheduler.state import Events, OnEnd, RunState, Scorer
+from swift_rlx.scheduler.tasks import Supervisor
+from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counters of a run. admitted = trained + dropped + carried + open."""
+
+    admitted: int
+    trained: int
+    dropped: dict[DropReason, int]
+    carried: int
+    open: int
+    regenerated: int
+    ready: int
+    inflight: int
+    waiting_requests: int
+    retries: int
+    failovers: int
+    failures: dict[str, int]
+    """Failed attempts by kind of error."""
+    staleness: Counter[int]
+    """Trained tokens by staleness in optimizer steps."""
+    generated_tokens: int
+    tokens: dict[Fate, int]
+
+
+class RolloutScheduler:
+    """Turns prompts into scored groups of completions under a strict staleness bound.
+
+    `version`: of the weights that the backends serve at the start. `on_end`: called once for each group that ends.
+    Raises `ConfigError` for backends that do not fit together. To be used from one asyncio loop.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        backends: Sequence[Backend],
+        prompts: PromptSource,
+        score: Scorer,
+        *,
+        clock: Clock | None = None,
+        version: PolicyVersion | None = None,
+        on_end: OnEnd = lambda group, trajectories: None,
+    ) -> None:
+        names = [backend.name for backend in backends]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(
+                f"backends {names} are refused: at least one, each with its own name, is needed"
+            )
+        self.weight_update: WeightUpdate = resolve_weight_update(config.weight_update, backends)
+        version = version or PolicyVersion()
+        events = Events()
+        reserved = int(config.reserved_share * config.max_inflight)
+        self._state = RunState(
+            config=config,
+            clock=clock or LoopClock(),
+            source=prompts,
+            router=Router(Worker(one, config.max_inflight, reserved, version) for one in backends),
+            capacity=Capacity(config, version.step),
+            supervisor=Supervisor(events.wake_waiters),
+            events=events,
+            version=version,
+            live=version,
+            on_end=on_end,
+            book=GroupBook(config.group_size, config.min_members),
+            ready=ReadyBuffer(config),
+        )
+        recovery = Recovery(self._state)
+        self._generation = Generation(self._state, recovery, random.Random(config.seed))
+        self._publisher = Publisher(
+            self.weight_update,
+            self._state.router,
+            self._generation.cut,
+            recovery.publish_failed,
+            config.publish_limit_s,
+        )
+        self._generation.publisher = self._publisher
+        self._scoring = Scoring(self._state, score)
+        self._pickup = PickUp(self._state, self._generation)
+        self._has_trained = False
+
+    async def __aenter__(self) -> RolloutScheduler:
+        state = self._state
+        await self._check_served_versions()
+        state.source.on_change(self._source_changed)
+        state.supervisor.loop("generate", generate_loop(state, self._generation))
+        state.supervisor.loop("score", score_loop(state, self._scoring))
+        state.supervisor.loop("publish", publish_loop(state, self._publisher))
+        state.events.generate.set()
+        return self
+
+    async def _check_served_versions(self) -> None:
+        """No request before the weights are there."""
+        version = self._state.version
+        workers = self._state.router.workers
+        for worker, served in zip(workers, await asyncio.gather(*map(served_version, workers)), strict=True):
+            if served != version:
+                raise StalenessError(
+                    f"worker '{worker.name}' serves weights {served}, but the run starts at {version};"
+                    " load these into the worker first"
+                )
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+        if error is None:
+            self.check()
+
+    async def next_batch(self) -> TrainBatch | None:
+        """The groups to train on at the trainer's current step, or None when all prompts have ended.
+
+        Raises the error of whatever part of the pipeline failed, and `BackendTimeout` where the first batch
+        takes longer than `warm_up_limit_s`.
+        """
+        state, begin, waited = self._state, self._state.clock.now(), False
+        limit = (
+            None if self._has_trained else state.clock.call_later(state.config.warm_up_limit_s, self._cold)
+        )
+        try:
+            while True:
+                self._raise_failure()
+                state.events.train.clear()
+                batch = self._pickup.try_pick(state.clock.now() - begin, waited)
+                if batch is not None or self._pickup.is_finished:
+                    self._has_trained = True
+                    return batch
+                waited = True
+                await state.events.train.wait()
+        finally:
+            if limit is not None:
+                limit.cancel()
+
+    def publish(self, payload: object, steps: int | None = None) -> PolicyVersion:
+        """The trainer has made `steps` optimizer steps (default: those of a batch); offer its weights.
+
+        Returns their version at once. The payload must stay as it is until `published` returns for it or a later one.
+        """
+        state = self._state
+        made = state.config.steps_per_batch if steps is None else steps
+        if made < 1:
+            raise SchedulingError(f"weights after {made} optimizer steps cannot be published")
+        state.version = PolicyVersion(state.version.incarnation, state.version.step + made)
+        state.payload = payload
+        state.events.publish.set()
+        return state.version
+
+    async def published(self, version: PolicyVersion) -> None:
+        """Return when `version` or a later one is live on the workers. Raises what failed."""
+        while self._state.live < version:
+            self._raise_failure()
+            self._state.events.live.clear()
+            await self._state.events.live.wait()
+
+    async def close(self) -> None:
+        """End the run: loops, then requests (with the tokens that they have), then scoring, then the backends."""
+        state = self._state
+        if state.is_closing:
+            return
+        state.is_closing = True
+        await state.supervisor.stop_loops()
+        self._generation.cut_all()
+        await self._wait_for_requests()
+        await state.supervisor.stop_tasks()
+        for group in state.book.carry_over():
+            state.on_end(group, None)
+        grace_s = state.config.abort_grace_s
+        closing = [
+            within(grace_s, worker.backend.close(), f"worker '{worker.name}' to close")
+            for worker in state.router.workers
+        ]
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    def check(self) -> None:
+        """Raise `SchedulingError` unless every prompt and every token is accounted for."""
+        self._state.book.check(self._state.capacity.admitted)
+        self._state.ledger.check()
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Of the trainer's weights."""
+        return self._state.version
+
+    @property
+    def ledger(self) -> TokenLedger:
+        """Every generated token by fate."""
+        return self._state.ledger
+
+    def unfinished_prompts(self) -> list[Prompt]:
+        """Prompts that were admitted and have not ended, in the order of their admission."""
+        return [group.prompt for group in self._state.book]
+
+    def statistics(self) -> Statistics:
+        """The counters now."""
+        state = self._state
+        return Statistics(
+            admitted=state.capacity.admitted,
+            trained=state.book.trained,
+            dropped=dict(state.book.dropped),
+            carried=state.book.carried,
+            open=len(state.book),
+            regenerated=state.book.regenerated,
+            ready=len(state.ready),
+            inflight=state.router.inflight,
+            waiting_requests=self._generation.waiting,
+            retries=state.retries,
+            failovers=state.router.failovers,
+            failures=dict(state.failures),
+            staleness=Counter(state.staleness),
+            generated_tokens=state.ledger.generated,
+            tokens={fate: state.ledger.tokens(fate) for fate in Fate},
+        )
+
+    def _source_changed(self) -> None:
+        self._state.events.generate.set()
+        self._state.events.train.set()
+
+    def _raise_failure(self) -> None:
+        if self._state.supervisor.failure is not None:
+            raise self._state.supervisor.failure
+        if self._state.is_closing:
+            raise SchedulingError("the scheduler is closed")
+
+    def _cold(self) -> None:
+        state, stats = self._state, self.statistics()
+        scoring = sum(group.state is GroupState.SCORING for group in state.book)
+        self._state.supervisor.fail(
+            BackendTimeout(
+                f"no first batch within {state.config.warm_up_limit_s:g} s: of {state.config.batch_groups} groups"
+                f" {stats.ready} are ready and {scoring} wait for their score; {stats.inflight} requests are in"
+                f" flight and {stats.waiting_requests} without a slot; failed attempts: {stats.failures or 'none'}"
+            )
+        )
+
+    async def _wait_for_requests(self) -> None:
+        """Give the backends the grace to hand over what they have."""
+        router, clock = self._state.router, self._state.clock
+        over = asyncio.Event()
+        timer = clock.call_later(self._state.config.abort_grace_s, over.set)
+        while router.inflight and not over.is_set():
+            self._state.events.generate.clear()  # set by every request that ends; its loop has gone
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._state.events.generate, over)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        timer.cancel()

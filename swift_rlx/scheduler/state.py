@@ -1,0 +1,108 @@
+"""What the stages share: the books of a run, and the events by which they wake each other.
+
+Everything here is used from one asyncio loop; each book is changed by its own methods only. Nobody polls: who
+changes something that another stage waits for sets that stage's event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from swift_rlx.clock import Clock
+from swift_rlx.errors import StalenessError
+from swift_rlx.scheduler.capacity import Capacity
+from swift_rlx.scheduler.config import RolloutConfig
+from swift_rlx.scheduler.groups import GroupBook, OpenGroup
+from swift_rlx.scheduler.ledger import TokenLedger
+from swift_rlx.scheduler.prompts import PromptSource
+from swift_rlx.scheduler.ready import ReadyBuffer
+from swift_rlx.scheduler.routing import Router
+from swift_rlx.scheduler.tasks import Supervisor
+from swift_rlx.types import Completion, DropReason, Fate, PolicyVersion, Prompt, Score, TrajectoryGroup
+
+Scorer = Callable[[Prompt, Sequence[Completion]], Awaitable[Sequence[Score]]]
+"""Scores the completions of one group, one score each, in their order."""
+
+OnEnd = Callable[[OpenGroup, TrajectoryGroup | None], None]
+"""Called once for every group that ends; with its trajectories where it was trained."""
+
+
+@dataclass(slots=True, eq=False)
+class Events:
+    """Who waits for what."""
+
+    generate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Room, a slot, a prompt or a request appeared."""
+    score: asyncio.Event = field(default_factory=asyncio.Event)
+    """A group has its completions, or a place for scoring became free."""
+    train: asyncio.Event = field(default_factory=asyncio.Event)
+    """A group became ready or ended, or the run failed."""
+    publish: asyncio.Event = field(default_factory=asyncio.Event)
+    """The trainer offers weights."""
+    live: asyncio.Event = field(default_factory=asyncio.Event)
+    """Weights went live, or the run failed."""
+
+    def wake_waiters(self) -> None:
+        """Wake those who wait from outside the loops."""
+        self.train.set()
+        self.live.set()
+
+
+@dataclass(slots=True, eq=False)
+class RunState:
+    """The books of a run. `version`: of the trainer; `live`: of the workers; `payload`: its weights."""
+
+    config: RolloutConfig
+    clock: Clock
+    source: PromptSource
+    router: Router
+    capacity: Capacity
+    supervisor: Supervisor
+    events: Events
+    version: PolicyVersion
+    live: PolicyVersion
+    on_end: OnEnd
+    book: GroupBook
+    ready: ReadyBuffer
+    payload: object = None
+    ledger: TokenLedger = field(default_factory=TokenLedger)
+    to_score: deque[OpenGroup] = field(default_factory=deque)
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Trained tokens by staleness."""
+    retries: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed attempts by kind of error."""
+    is_closing: bool = False
+
+    def drop(self, group: OpenGroup, reason: DropReason) -> None:
+        """A group ends without training; its tokens are settled and its place is given to another prompt."""
+        self.ledger.settle(Fate.FAILED, sum(one.num_tokens for one in group.completions.values()))
+        self.book.drop(group, reason)
+        self.capacity.drop()
+        self.on_end(group, None)
+        self.events.generate.set()
+        self.events.train.set()
+
+    @property
+    def has_admitted_all(self) -> bool:
+        """Whether no prompt will be admitted any more, unless one is dropped."""
+        config = self.config
+        admitted = self.capacity.admitted - self.capacity.dropped
+        full = config.max_batches is not None and admitted >= config.max_batches * config.batch_groups
+        return full or self.source.is_exhausted
+
+    def check_versions(self, completion: Completion, served: PolicyVersion) -> None:
+        """Raise `StalenessError` where a worker did not use the weights that it acknowledged.
+
+        `served`: what it had acknowledged when the request was sent.
+        """
+        first, last = int(completion.policy_steps[0]), int(completion.policy_steps[-1])
+        newest = max(self.version, self.live).step
+        if completion.incarnation != served.incarnation or first < served.step or last > newest:
+            raise StalenessError(
+                f"worker '{completion.worker}' answered with weights of steps {first} to {last} of incarnation"
+                f" {completion.incarnation}, but it acknowledged {served}, and the newest step is {newest}"
+            )

@@ -1,0 +1,141 @@
+"""The laws of the scheduler in 1,000 random runs, and that the same checker catches planted bugs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scheduler_runs import random_plan, run_and_check
+
+from swift_rlx.scheduler import capacity, generation, pickup, ready
+from swift_rlx.scheduler.config import TrainOrder
+from swift_rlx.testing.fake_backend import LogNormalLatency
+from swift_rlx.types import DropReason, Fate
+
+RUNS = 1000
+CHUNKS = 10
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_the_laws_hold_in_every_random_run(chunk):
+    for seed in range(chunk, RUNS, CHUNKS):
+        try:
+            run_and_check(random_plan(seed))
+        except Exception as error:
+            raise AssertionError(f"random plan {seed}: {error}") from error
+
+
+def test_the_random_runs_meet_everything_that_can_happen():
+    plans = [random_plan(seed) for seed in range(150)]
+    watches = [run_and_check(plan) for plan in plans]
+    assert sum(watch.untrained_ends for watch in watches) > 10
+    assert {age for watch in watches for age in watch.ages} == {0, 1, 2, 3, 4}
+    stats = [watch.stats for watch in watches]
+    for name in ("regenerated", "retries", "failovers"):
+        assert sum(getattr(one, name) for one in stats) > 10, name
+    seen = {fate for one in stats for fate, tokens in one.tokens.items() if tokens}
+    assert seen == {Fate.TRAINED, Fate.OVER_AGE, Fate.CUT, Fate.FAILED}
+    assert {reason for one in stats for reason in one.dropped} == {DropReason.TOO_FEW_ANSWERS}
+
+
+def _mask_one_step_too_old(monkeypatch):
+    def too_generous(member, step, config):
+        return member.completion.policy_steps >= step - config.max_staleness - 1
+
+    monkeypatch.setattr(ready, "loss_mask", too_generous)
+
+
+def _keep_groups_one_step_too_long(monkeypatch):
+    def late(group, config):
+        made = honest(group, config)
+        return ready.ReadyGroup(made.group, made.deadline + config.steps_per_batch, made.tokens_by_step)
+
+    honest = ready.make_ready
+    monkeypatch.setattr("swift_rlx.scheduler.scoring.make_ready", late)
+
+
+def _free_the_place_at_the_pick_up(monkeypatch):
+    early = property(lambda self: self.admitted - self.dropped - self.picked)
+    monkeypatch.setattr(capacity.Capacity, "charged", early)
+
+
+def _retry_twice(monkeypatch):
+    def twice(self, job):
+        honest(self, job)
+        honest(self, job)
+
+    honest = generation.Generation._requeue
+    monkeypatch.setattr(generation.Generation, "_requeue", twice)
+
+
+def _forget_a_failed_member(monkeypatch):
+    monkeypatch.setattr(generation.Generation, "_member_failed", lambda self, job, reason: None)
+
+
+def _train_a_group_twice(monkeypatch):
+    def peek(self, step, count):
+        return list(self.groups())[:count]
+
+    monkeypatch.setattr(ready.ReadyBuffer, "pick", peek)
+
+
+def _count_all_tokens_as_trained(monkeypatch):
+    def all_trained(self, group, step):
+        for member in group.group.members:
+            self._state.ledger.settle(Fate.TRAINED, member.completion.num_tokens)
+
+    monkeypatch.setattr(pickup.PickUp, "_settle", all_trained)
+
+
+def _train_in_any_order(monkeypatch):
+    def any_order(self, oldest_open):
+        return len(self._groups)
+
+    monkeypatch.setattr(ready.ReadyBuffer, "available", any_order)
+
+
+def _drop_what_is_over_age(monkeypatch):
+    def drop(self, group):
+        group.completions.clear()
+        self._state.book.restart(group)
+        self._state.drop(group, DropReason.TOO_FEW_ANSWERS)
+
+    monkeypatch.setattr(generation.Generation, "regenerate", drop)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _mask_one_step_too_old,
+        _keep_groups_one_step_too_long,
+        _free_the_place_at_the_pick_up,
+        _retry_twice,
+        _forget_a_failed_member,
+        _train_a_group_twice,
+        _count_all_tokens_as_trained,
+        _train_in_any_order,
+        _drop_what_is_over_age,
+    ],
+)
+def test_a_planted_bug_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    caught = 0
+    for seed in range(120):
+        try:
+            run_and_check(random_plan(seed))
+        except Exception:  # noqa: BLE001 (any law may be the one that breaks)
+            caught += 1
+    assert caught
+
+
+@pytest.mark.parametrize("order", TrainOrder)
+def test_only_in_admission_order_the_latencies_do_not_change_what_trains_when(order):
+    sequences = []
+    for latency_seed in (1, 2):
+        plan = random_plan(7)
+        config = replace(plan.config, train_order=order, max_staleness=3, steps_per_batch=1)
+        latency = LogNormalLatency(1.0, 1.5, latency_seed)
+        plan = replace(plan, config=config, permanent=0.0, latency=latency)
+        sequences.append(run_and_check(plan).trained)
+    assert (sequences[0] == sequences[1]) is (order is TrainOrder.ADMISSION)
+    assert sorted(sequences[0]) == sorted(sequences[1])

@@ -1,0 +1,267 @@
+"""Random simulated runs of the real scheduler, watched from outside by a checker that shares no code with it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from swift_rlx.backends import WeightUpdate
+from swift_rlx.errors import BackendRejected, BackendTimeout, BackendUnavailable, WorkerDied
+from swift_rlx.scheduler import (
+    IterableSource,
+    RolloutConfig,
+    RolloutScheduler,
+    StaleTokens,
+    Statistics,
+    TrainOrder,
+)
+from swift_rlx.testing.fake_backend import FakeBackend, FakeScript, Fault, LogNormalLatency
+from swift_rlx.testing.virtual_clock import run_virtual
+from swift_rlx.types import Fate, Prompt, SamplingParams, Score
+
+
+def prompts(count: int, start: int = 0) -> list[Prompt]:
+    return [Prompt(index, np.zeros(3, dtype=np.int32)) for index in range(start, start + count)]
+
+
+async def score_one(prompt, completions):
+    return [Score(1.0)] * len(completions)
+
+
+@dataclass
+class Plan:
+    """One random run. Faults: `transient` share of requests that fail at first; `permanent` members that never work."""
+
+    config: RolloutConfig
+    batches: int
+    workers: int
+    mode: WeightUpdate
+    latency: LogNormalLatency
+    train_s: float
+    score_s: float
+    publish_s: float
+    transient: float = 0.0
+    permanent: float = 0.0
+    death: tuple[float, float] | None = None
+    """When worker-0 is gone."""
+    extra_prompts: int = 0
+    seed: int = 0
+
+    @property
+    def num_prompts(self) -> int:
+        return self.batches * self.config.batch_groups + self.extra_prompts
+
+
+def random_plan(seed: int) -> Plan:
+    chance = random.Random(seed)
+    pick = chance.choice
+    group_size, batches, workers = pick([1, 2, 3, 4]), chance.randint(3, 7), pick([1, 2, 3])
+    mode = pick(list(WeightUpdate))
+    limited = chance.random() < 0.5
+    config = RolloutConfig(
+        batch_groups=chance.randint(1, 5),
+        group_size=group_size,
+        min_members=chance.randint(1, group_size),
+        max_staleness=chance.randint(0, 4),
+        steps_per_batch=pick([1, 1, 1, 2, 3]),
+        max_batches=batches if limited else None,
+        max_inflight=chance.randint(1, 12),
+        reserved_share=pick([0.0, 0.3]),
+        shape_capacity=chance.random() < 0.7,
+        weight_update=mode,
+        train_order=pick([TrainOrder.COMPLETION, TrainOrder.COMPLETION, TrainOrder.ADMISSION]),
+        stale_tokens=pick([StaleTokens.MASK, StaleTokens.MASK, StaleTokens.DROP]),
+        request_timeout_s=1000.0,
+        retries=8,
+        score_concurrency=pick([1, 4, 64]),
+        seed=seed,
+        sampling=SamplingParams(max_tokens=50),
+    )
+    return Plan(
+        config=config,
+        batches=batches,
+        workers=workers,
+        mode=mode,
+        latency=LogNormalLatency(pick([0.1, 1.0, 3.0]), pick([0.0, 0.5, 1.0, 1.5]), seed),
+        train_s=pick([0.2, 1.0, 3.0]),
+        score_s=pick([0.0, 0.1, 2.0, 5.0]),
+        publish_s=pick([0.0, 0.0, 0.5, 1.5]),
+        transient=pick([0.0, 0.0, 0.1, 0.4]),
+        permanent=pick([0.0, 0.0, 0.0, 0.2]),
+        death=(chance.uniform(0, 4), chance.uniform(4, 12))
+        if workers > 1 and chance.random() < 0.3
+        else None,
+        extra_prompts=chance.randint(0, 9) if limited else 0,
+        seed=seed,
+    )
+
+
+@dataclass
+class Watch:
+    """What the checker saw."""
+
+    plan: Plan
+    taken: list[tuple[int, int]] = field(default_factory=list)
+    trained: list[tuple[int, int]] = field(default_factory=list)
+    trained_tokens: int = 0
+    ended: Counter = field(default_factory=Counter)
+    untrained_ends: int = 0
+    flying: Counter = field(default_factory=Counter)
+    ages: Counter = field(default_factory=Counter)
+    step: int = 0
+    live: int = 0
+    stats: Statistics | None = None
+
+    def source(self):
+        config = self.plan.config
+        places = (config.max_staleness // config.steps_per_batch + 1) * config.batch_groups
+        for prompt in prompts(self.plan.num_prompts):
+            # The source is read one prompt ahead, so this one will be admitted at the next call or never.
+            yield prompt
+            self.taken.append(prompt.key)
+            open_groups = len(self.taken) - self.live - self.untrained_ends
+            assert open_groups <= places, f"{open_groups} groups are open in {places} places"
+
+    def on_end(self, group, trajectories):
+        self.ended[group.prompt.key] += 1
+        if trajectories is None:
+            self.untrained_ends += 1
+
+    def check_batch(self, batch):
+        bound = self.plan.config.max_staleness
+        for one in batch.groups:
+            self.trained.append(one.group.prompt.key)
+            members = [member.member for member in one.group.members]
+            assert len(set(members)) == len(members) >= self.plan.config.min_members
+            in_mask = 0
+            for member, mask in zip(one.group.members, one.loss_masks, strict=True):
+                steps = member.completion.policy_steps[mask]
+                assert not len(steps) or self.step - steps.min() <= bound, "a token over the bound trains"
+                in_mask += int(mask.sum())
+                self.ages.update((self.step - steps).tolist())
+                assert member.completion.policy_steps.max() <= self.step
+            assert in_mask, "a group trains without a token"
+            self.trained_tokens += in_mask
+
+
+class WatchedBackend(FakeBackend):
+    """Notes what is in flight."""
+
+    def __init__(self, watch, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._watch = watch
+
+    async def generate(self, request):
+        key = (request.prompt.key, request.member)
+        flying = self._watch.flying
+        flying[key] += 1
+        assert flying[key] == 1, f"{key} is generated twice at a time"
+        try:
+            return await super().generate(request)
+        finally:
+            flying[key] -= 1
+
+
+def _script(plan: Plan, name: str, now) -> FakeScript:
+    def fault(request):
+        chance = random.Random(f"{plan.seed}/{request.prompt.index}/{request.member}")
+        if chance.random() < plan.permanent:
+            return Fault(BackendRejected, after_s=chance.random())
+        if name == "worker-0" and plan.death and plan.death[0] <= now() < plan.death[1]:
+            return Fault(WorkerDied, after_s=0.05)
+        if chance.random() < plan.transient and request.attempt <= chance.randint(1, 2):
+            return Fault(chance.choice([BackendUnavailable, BackendTimeout]), after_s=chance.random())
+        return None
+
+    def health_fault():
+        if name == "worker-0" and plan.death and plan.death[0] <= now() < plan.death[1]:
+            return WorkerDied("gone")
+        return None
+
+    return FakeScript(
+        plan.latency, fault=fault, health_fault=health_fault, max_tokens=50, publish_s=plan.publish_s
+    )
+
+
+def run_and_check(plan: Plan) -> Watch:
+    """Run the plan to its end. Raises `AssertionError` or the scheduler's own error for a broken law."""
+    watch = Watch(plan)
+    run_virtual(_run(plan, watch))
+    return watch
+
+
+async def _run(plan: Plan, watch: Watch) -> None:
+    loop, config = asyncio.get_running_loop(), plan.config
+    backends = [
+        WatchedBackend(
+            watch, f"worker-{number}", _script(plan, f"worker-{number}", loop.time), mode=plan.mode
+        )
+        for number in range(plan.workers)
+    ]
+
+    async def score(prompt, completions):
+        await asyncio.sleep(plan.score_s)
+        return [Score(float(one.num_tokens)) for one in completions]
+
+    scheduler = RolloutScheduler(config, backends, IterableSource(watch.source()), score, on_end=watch.on_end)
+    watch_live(scheduler, watch)
+    async with scheduler:
+        while (batch := await scheduler.next_batch()) is not None:
+            assert batch.step == watch.step
+            watch.check_batch(batch)
+            await asyncio.sleep(plan.train_s)
+            scheduler.publish(None)
+            watch.step += config.steps_per_batch
+        watch.stats = scheduler.statistics()
+    _check_end(plan, watch, watch.stats, backends)
+
+
+def watch_live(scheduler, watch):
+    """Let the checker count groups whose weights are live, from what the workers themselves have taken."""
+    state = scheduler._state
+    trained_at: list[tuple[int, int]] = []
+    inner_live = state.capacity.live
+
+    def live(step):
+        for worker in state.router.workers:
+            assert worker.state.value == "ejected" or worker.version.step >= step
+        while trained_at and trained_at[0][0] <= step:
+            watch.live += trained_at.pop(0)[1]
+        inner_live(step)
+
+    inner_publish = scheduler.publish
+
+    def publish(payload, steps=None):
+        version = inner_publish(payload, steps)
+        trained_at.append((version.step, len(watch.trained) - publish.counted))
+        publish.counted = len(watch.trained)
+        return version
+
+    publish.counted = 0
+    state.capacity.live = live
+    scheduler.publish = publish
+
+
+def _check_end(plan, watch, stats, backends):
+    config, dropped = plan.config, sum(stats.dropped.values())
+    assert stats.admitted == len(watch.ended) == len(watch.trained) + dropped
+    assert set(watch.ended.values()) == {1}
+    assert len(set(watch.trained)) == len(watch.trained) == stats.trained
+    assert stats.inflight == stats.open == stats.ready == stats.waiting_requests == 0
+    assert not +watch.flying
+    if not plan.permanent:
+        assert not dropped, stats.dropped
+    full = plan.batches * config.batch_groups
+    assert stats.trained == (min(full, plan.num_prompts - dropped) if config.max_batches else full - dropped)
+    if config.train_order is TrainOrder.ADMISSION:
+        assert watch.trained == sorted(watch.trained)
+    assert sum(stats.tokens.values()) == stats.generated_tokens
+    assert stats.generated_tokens == sum(backend.generated_tokens for backend in backends)
+    assert watch.trained_tokens == stats.tokens[Fate.TRAINED]
+    assert dict(watch.ages) == dict(stats.staleness)
+    assert all(backend.max_seen_inflight <= config.max_inflight for backend in backends)
+    assert all(backend.is_closed for backend in backends)
