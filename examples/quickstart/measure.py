@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from swift_rlx.rewards import checked_reward, resolve_reward
 
-SAMPLES = 4  # completions a prompt
+SAMPLES = 3  # completions a prompt
 BATCH = 64  # completions at a time
 SEED = 1234
 
@@ -91,6 +91,6 @@ def measure(
     for start in range(0, len(rows), BATCH):
         completions += sampler.complete(rows[start : start + BATCH], sampling)
         print(f"\r  {len(completions)}/{len(rows)} completions", end="", flush=True)
-    print()
+    print(f", the first: {completions[0]!r}", flush=True)
     rewards = reward(completions)
     return [rewards[start : start + SAMPLES] for start in range(0, len(rows), SAMPLES)]

@@ -28,15 +28,15 @@ def draw(path: Path, title: str, curve: tuple[list[int], list[float]], verdict: 
     left.plot(*curve, marker="o")
     left.set(xlabel="train step", ylabel="mean reward", title=f"{title}: training prompts", ylim=(0, 1))
     left.grid(alpha=0.3)
-    # The error bar belongs to the difference, so it stands on the second bar only.
+    estimates = [verdict.before, verdict.after]
     right.bar(
         ["before", "after"],
-        [verdict.before, verdict.after],
-        yerr=[0, verdict.standard_error],
+        [estimate.mean for estimate in estimates],
+        yerr=[estimate.standard_error for estimate in estimates],
         capsize=6,
         color=["#999999", "#2a7ab9"],
     )
-    right.set(title=f"{verdict.num_prompts} held-out prompts")
+    right.set(title=f"{verdict.num_prompts} held-out prompts, ± standard error")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

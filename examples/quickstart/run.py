@@ -103,9 +103,9 @@ def report(example: Example, run: Path, verdict: Any, seconds: float) -> None:
     picture = draw(run / "reward.png", example.reward_name, read_curve(run / "logging.jsonl"), verdict)
     (run / "result.json").write_text(json.dumps(asdict(verdict), indent=2) + "\n", encoding="utf-8")
     print(f"\nreward {example.reward_name} on {verdict.num_prompts} held-out prompts")
-    print(f"  before   {verdict.before:.3f}")
-    print(f"  after    {verdict.after:.3f}")
-    print(f"  rise     {verdict.rise:+.3f}, standard error {verdict.standard_error:.3f}")
+    for name in ("before", "after", "rise"):
+        estimate = getattr(verdict, name)
+        print(f"  {name:7}  {estimate.mean:.3f}, standard error {estimate.standard_error:.3f}")
     print(f"plot       {picture}")
     print(f"run        {run}")
     print(f"took       {seconds:.0f} s")
@@ -135,8 +135,8 @@ def run_example(example: Example) -> bool:
     report(example, run, verdict, time.monotonic() - began)
     if not verdict.is_success:
         print(
-            f"error: the held-out reward rose by {verdict.rise:.3f}; a success is at least {MIN_RISE} and "
-            f"{MIN_STANDARD_ERRORS:.0f} standard errors ({MIN_STANDARD_ERRORS * verdict.standard_error:.3f})",
+            f"error: the held-out reward rose by {verdict.rise.mean:.3f}; a success is at least {MIN_RISE} and "
+            f"{MIN_STANDARD_ERRORS:.0f} standard errors of {verdict.rise.standard_error:.3f}",
             file=sys.stderr,
         )
     return verdict.is_success

@@ -11,27 +11,31 @@ MIN_STANDARD_ERRORS = 3.0
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Mean rewards before and after training, and the standard error of their difference over the prompts."""
+class Estimate:
+    """The mean over the prompts, and the standard error of that mean."""
 
-    before: float
-    after: float
+    mean: float
     standard_error: float
-    num_prompts: int
 
-    @property
-    def rise(self) -> float:
-        return self.after - self.before
+
+@dataclass(frozen=True)
+class Verdict:
+    """Rewards before and after training, and their difference."""
+
+    before: Estimate
+    after: Estimate
+    rise: Estimate
+    num_prompts: int
 
     @property
     def is_success(self) -> bool:
         """A rise of at least 0.2 and of at least three standard errors."""
-        return self.rise >= MIN_RISE and self.rise >= MIN_STANDARD_ERRORS * self.standard_error
+        return self.rise.mean >= max(MIN_RISE, MIN_STANDARD_ERRORS * self.rise.standard_error)
 
 
-def standard_error(values_P: Sequence[float]) -> float:
-    """Of the mean of independent values: their standard deviation (P - 1) over the root of P."""
-    return statistics.stdev(values_P) / math.sqrt(len(values_P))
+def estimate(values_P: Sequence[float]) -> Estimate:
+    """Of independent values: standard error = standard deviation (P - 1) over the root of P."""
+    return Estimate(statistics.fmean(values_P), statistics.stdev(values_P) / math.sqrt(len(values_P)))
 
 
 def compare(before_PS: Sequence[Sequence[float]], after_PS: Sequence[Sequence[float]]) -> Verdict:
@@ -50,8 +54,8 @@ def compare(before_PS: Sequence[Sequence[float]], after_PS: Sequence[Sequence[fl
     before_P = [statistics.fmean(row) for row in before_PS]
     after_P = [statistics.fmean(row) for row in after_PS]
     return Verdict(
-        before=statistics.fmean(before_P),
-        after=statistics.fmean(after_P),
-        standard_error=standard_error([b - a for a, b in zip(before_P, after_P, strict=True)]),
+        before=estimate(before_P),
+        after=estimate(after_P),
+        rise=estimate([b - a for a, b in zip(before_P, after_P, strict=True)]),
         num_prompts=len(before_P),
     )

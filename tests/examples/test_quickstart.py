@@ -41,34 +41,34 @@ def rewards(values: list[float]) -> list[list[float]]:
 
 def test_a_clear_rise_succeeds(load):
     verdict = load("verdict").compare(rewards([0.3, 0.5] * 16), rewards([0.7, 0.8] * 16))
-    assert verdict.before == pytest.approx(0.4)
-    assert verdict.after == pytest.approx(0.75)
-    assert verdict.rise == pytest.approx(0.35)
+    assert verdict.before.mean == pytest.approx(0.4)
+    assert verdict.after.mean == pytest.approx(0.75)
+    assert verdict.rise.mean == pytest.approx(0.35)
     # Differences 0.4 and 0.3 in turn: standard deviation 0.05 * sqrt(32 / 31).
-    assert verdict.standard_error == pytest.approx(0.05 * math.sqrt(32 / 31) / math.sqrt(32))
+    assert verdict.rise.standard_error == pytest.approx(0.05 * math.sqrt(32 / 31) / math.sqrt(32))
     assert verdict.is_success
 
 
 def test_a_rise_below_a_fifth_fails_however_certain(load):
     verdict = load("verdict").compare(rewards([0.4] * 40), rewards([0.59] * 40))
-    assert verdict.standard_error == pytest.approx(0.0)
+    assert verdict.rise.standard_error == pytest.approx(0.0)
     assert not verdict.is_success
 
 
 def test_a_rise_within_three_standard_errors_fails_however_large(load):
     verdict = load("verdict").compare(rewards([0.0] * 32), rewards([1.0] * 8 + [0.0] * 24))
-    assert verdict.rise == pytest.approx(0.25)
-    assert 3 * verdict.standard_error < 0.25
+    assert verdict.rise.mean == pytest.approx(0.25)
+    assert 3 * verdict.rise.standard_error < 0.25
     assert verdict.is_success
     verdict = load("verdict").compare(rewards([0.9] * 16 + [0.0] * 16), rewards([0.0] * 11 + [1.0] * 21))
-    assert verdict.rise > 0.2
+    assert verdict.rise.mean > 0.2
     assert not verdict.is_success
 
 
 def test_the_pairing_takes_the_difficulty_of_the_prompts_out_of_the_error(load):
     difficulty = [i / 64 for i in range(32)]
     verdict = load("verdict").compare(rewards(difficulty), rewards([d + 0.25 for d in difficulty]))
-    assert verdict.standard_error == pytest.approx(0.0, abs=1e-12)
+    assert verdict.rise.standard_error == pytest.approx(0.0, abs=1e-12)
     assert verdict.is_success
 
 
