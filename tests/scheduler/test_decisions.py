@@ -1,0 +1,230 @@
+"""Routing, retries, the ledger, group assembly and the order of prompts: decisions without a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from swift_rlx.errors import (
+    BackendError,
+    BackendRejected,
+    BackendTimeout,
+    BackendUnavailable,
+    SchedulingError,
+    WorkerDied,
+)
+from swift_rlx.scheduler import IterableSource, PromptFeed, completion_seed, epoch_order
+from swift_rlx.scheduler.groups import GroupBook, GroupState
+from swift_rlx.scheduler.ledger import TokenLedger
+from swift_rlx.scheduler.retry import RetryPolicy
+from swift_rlx.scheduler.routing import Router, Worker, WorkerState
+from swift_rlx.testing.fake_backend import FakeBackend
+from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt
+
+
+def prompt(index, epoch=0):
+    return Prompt(index, np.zeros(1, dtype=np.int32), epoch)
+
+
+def router(*slots, reserved=0):
+    workers = [
+        Worker(FakeBackend(f"worker-{number}"), count, reserved, PolicyVersion())
+        for number, count in enumerate(slots)
+    ]
+    return Router(workers)
+
+
+def names(*workers):
+    return [worker and worker.name for worker in workers]
+
+
+def test_the_worker_with_the_fewest_tokens_in_flight_is_taken():
+    routes = router(4, 4)
+    assert names(routes.reserve(100, False), routes.reserve(10, False)) == ["worker-0", "worker-1"]
+    assert names(routes.reserve(10, False), routes.reserve(10, False)) == ["worker-1", "worker-1"]
+
+
+def test_no_worker_gets_more_than_its_slots():
+    routes = router(1, 1)
+    taken = [routes.reserve(1, False) for _ in range(3)]
+    assert names(*taken) == ["worker-0", "worker-1", None]
+    routes.release(taken[1], 1, False)
+    assert names(routes.reserve(1, False)) == ["worker-1"]
+
+
+def test_reserved_slots_stay_free_for_long_requests():
+    routes = router(4, reserved=2)
+    assert [routes.reserve(1, False) is None for _ in range(3)] == [False, False, True]
+    assert [routes.reserve(1, True) is None for _ in range(3)] == [False, False, True]
+
+
+def test_long_requests_may_use_all_slots():
+    routes = router(4, reserved=2)
+    assert [routes.reserve(1, True) is None for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_a_worker_to_be_avoided_is_taken_only_when_it_is_the_only_one():
+    assert names(router(1, 1).reserve(1, False, avoid={"worker-0"})) == ["worker-1"]
+    assert names(router(1).reserve(1, False, avoid={"worker-0"})) == ["worker-0"]
+
+
+def test_a_worker_that_fails_three_times_without_success_gets_nothing():
+    routes = router(4, 4)
+    bad = routes.workers[0]
+    assert [routes.failed(bad, is_dead=False) for _ in range(2)] == [False, False]
+    routes.succeeded(bad)
+    assert [routes.failed(bad, is_dead=False) for _ in range(3)] == [False, False, True]
+    assert names(*(routes.reserve(1, False) for _ in range(4))) == ["worker-1"] * 4
+    assert routes.failovers == 1
+
+
+def test_a_dead_worker_gets_nothing_at_once():
+    routes = router(4)
+    assert routes.failed(routes.workers[0], is_dead=True)
+    assert routes.reserve(1, False) is None
+    assert routes.is_none_well
+
+
+def test_a_readmitted_worker_gets_one_request_until_it_has_answered():
+    routes = router(4)
+    (worker,) = routes.workers
+    routes.failed(worker, is_dead=True)
+    assert routes.ejection_s(worker) == 1.0
+    routes.readmit(worker)
+    assert names(routes.reserve(1, False), routes.reserve(1, False)) == ["worker-0", None]
+    assert routes.failed(worker, is_dead=False)
+    assert routes.ejection_s(worker) == 2.0
+    routes.readmit(worker)
+    routes.succeeded(worker)
+    assert worker.state is WorkerState.OPEN
+    assert routes.reserve(1, False) is worker
+
+
+def test_a_slot_that_was_not_taken_cannot_be_given_back():
+    routes = router(1)
+    with pytest.raises(SchedulingError, match="'worker-0' gave back a slot that was not taken"):
+        routes.release(routes.workers[0], 1, False)
+
+
+@pytest.mark.parametrize("error", [BackendTimeout, BackendUnavailable, WorkerDied])
+def test_what_another_worker_may_do_is_tried_again_up_to_the_limit(error):
+    policy = RetryPolicy(retries=2, timeout_s=10.0)
+    waits = [policy.wait_s(number, error("x"), chance=0.0) for number in (1, 2, 3)]
+    assert waits == [0.1, 0.2, None]
+    assert policy.wait_s(1, error("x"), chance=0.5) == pytest.approx(0.075)
+
+
+@pytest.mark.parametrize("error", [BackendRejected, BackendError])
+def test_what_no_worker_will_do_is_not_tried_again(error):
+    assert RetryPolicy(retries=2, timeout_s=10.0).wait_s(1, error("x"), chance=0.0) is None
+
+
+def test_each_attempt_has_twice_the_time():
+    policy = RetryPolicy(retries=2, timeout_s=10.0)
+    assert [policy.limit_s(number) for number in (1, 2, 3)] == [10.0, 20.0, 40.0]
+
+
+def test_every_token_has_one_fate():
+    ledger = TokenLedger()
+    ledger.arrived(10)
+    ledger.settle(Fate.TRAINED, 6)
+    ledger.settle(Fate.OVER_AGE, 1)
+    assert (ledger.generated, ledger.tokens(Fate.IN_FLIGHT)) == (10, 3)
+    assert sum(ledger.shares().values()) == pytest.approx(1.0)
+    assert ledger.shares()[Fate.TRAINED] == pytest.approx(0.6)
+    ledger.check()
+
+
+@pytest.mark.parametrize(("fate", "tokens"), [(Fate.TRAINED, 4), (Fate.TRAINED, -1), (Fate.IN_FLIGHT, 1)])
+def test_tokens_that_are_not_there_cannot_be_settled(fate, tokens):
+    ledger = TokenLedger()
+    ledger.arrived(3)
+    with pytest.raises(
+        SchedulingError, match=f"{tokens} tokens cannot become '{fate.value}': 3 are in flight"
+    ):
+        ledger.settle(fate, tokens)
+
+
+def test_a_group_goes_its_way_once():
+    book = GroupBook(group_size=2, min_members=1)
+    group = book.admit(prompt(0), 0)
+    book.complete(group, 0, None)
+    assert not group.has_ended_generating
+    book.fail(group, 1, "rejected")
+    assert group.has_ended_generating
+    assert not group.is_hopeless
+    book.scoring(group)
+    book.ready(group)
+    book.train(0)
+    assert (book.trained, len(book), group.state) == (1, 0, GroupState.TRAINED)
+    with pytest.raises(SchedulingError, match="group 0 ended twice"):
+        book.train(0)
+
+
+def test_illegal_transitions_are_refused():
+    book = GroupBook(group_size=1, min_members=1)
+    group = book.admit(prompt(0), 0)
+    with pytest.raises(SchedulingError, match="cannot go from generating to ready"):
+        book.ready(group)
+    with pytest.raises(SchedulingError, match="cannot go from generating to trained"):
+        book.train(0)
+    book.complete(group, 0, None)
+    with pytest.raises(SchedulingError, match=r"member 0 of prompt .* ended twice"):
+        book.fail(group, 0, "late")
+    book.scoring(group)
+    with pytest.raises(SchedulingError, match="got an answer while scoring"):
+        book.complete(group, 0, None)
+
+
+def test_a_prompt_is_admitted_once_at_a_time():
+    book = GroupBook(group_size=1, min_members=1)
+    book.admit(prompt(0), 0)
+    with pytest.raises(SchedulingError, match=r"prompt \(0, 0\) was admitted twice"):
+        book.admit(prompt(0), 1)
+    book.admit(prompt(0, epoch=1), 2)
+
+
+def test_the_law_of_conservation_is_checked():
+    book = GroupBook(group_size=1, min_members=1)
+    book.drop(book.admit(prompt(0), 0), DropReason.TOO_FEW_ANSWERS)
+    book.admit(prompt(1), 1)
+    book.check(admitted=2)
+    with pytest.raises(SchedulingError, match="3 prompts were admitted, but 0 trained, 1 were dropped"):
+        book.check(admitted=3)
+    assert [group.prompt.index for group in book.carry_over()] == [1]
+    book.check(admitted=2)
+
+
+def test_the_order_of_an_epoch_follows_from_seed_and_epoch_alone():
+    assert epoch_order(50, seed=1, epoch=0) == epoch_order(50, seed=1, epoch=0)
+    orders = [epoch_order(50, seed, epoch) for seed in (1, 2) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert all(sorted(order) == list(range(50)) for order in orders)
+
+
+def test_every_completion_has_its_own_seed():
+    prompts = [prompt(index, epoch) for epoch in (0, 1) for index in range(50)]
+    seeds = {completion_seed(run, one, member) for run in (0, 1) for one in prompts for member in range(8)}
+    assert len(seeds) == 1600
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_a_feed_hands_on_what_is_put_and_tells_of_it():
+    calls, feed = [], PromptFeed([prompt(0)])
+    feed.on_change(lambda: calls.append(1))
+    assert feed.next().index == 0
+    assert feed.next() is None
+    assert not feed.is_exhausted
+    feed.put([prompt(1)])
+    feed.close()
+    assert not feed.is_exhausted
+    assert (feed.next().index, feed.is_exhausted, len(calls)) == (1, True, 2)
+    with pytest.raises(SchedulingError, match="put into a feed after its end"):
+        feed.put([prompt(2)])
+
+
+def test_an_iterable_is_exhausted_with_its_last_prompt():
+    source = IterableSource([prompt(0), prompt(1)])
+    assert [source.next().index, source.is_exhausted, source.next().index] == [0, False, 1]
+    assert source.is_exhausted
+    assert source.next() is None
