@@ -26,26 +26,27 @@ class OnPolicyTrainer(ResumeMixin, EvaluationMixin, PolicyGradientTrainer):
     algorithm: ClassVar[str]
     """The name in `integration.algorithm_table`."""
 
-    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
-        config, template = kwargs["args"], kwargs["template"]
-        if not isinstance(config, RLXConfig):
+    def __init__(
+        self, model: Any, *, args: RLXConfig, template: Any, train_dataset: Any, **kwargs: Any
+    ) -> None:
+        if not isinstance(args, RLXConfig):
             raise ConfigError(
-                f"{type(self).__name__} got args of type {type(config).__name__}; give a swift_rlx.RLXConfig"
+                f"{type(self).__name__} got args of type {type(args).__name__}; give a swift_rlx.RLXConfig"
             )
-        config.settle(self.algorithm)
-        template.set_mode("train")  # encode the completions too; `swift rlhf` has done it already
-        kwargs["train_dataset"] = startup.fit_prompts(kwargs["train_dataset"], template, model, config)
-        startup.check_rows(kwargs["train_dataset"], config)
-        self.min_group_size = resolve(config.rlx_type).min_generations
-        super().__init__(model, *args, **kwargs)
-        if not self.reward_func_names:
+        args.settle(self.algorithm)
+        if not (kwargs.get("reward_funcs") or kwargs.get("reward_model") or args.use_gym_env or args.gym_env):
             raise ConfigError(
                 f"{type(self).__name__} has no reward to learn from: give reward_funcs=[...] or reward_model=[...]"
             )
+        template.set_mode("train")  # encode the completions too; `swift rlhf` has done it already
+        train_dataset = startup.fit_prompts(train_dataset, template, model, args)
+        startup.check_rows(train_dataset, args)
+        self.min_group_size = resolve(args.rlx_type).min_generations
+        super().__init__(model, args=args, template=template, train_dataset=train_dataset, **kwargs)
         if self.beta != 0.0 and self.ref_model is None and not is_peft_model(self.model):
             raise ConfigError(
                 f"beta {self.beta:g} measures the KL from a reference, and there is none: without an adapter to"
                 " switch off give ref_model=, a second copy of the model, or use beta 0"
             )
         startup.check_columns(self.train_dataset, self.checked_rewards)
-        startup.log_plan(self.train_dataset, config, config.group_baseline)
+        startup.log_plan(self.train_dataset, args, args.group_baseline)
