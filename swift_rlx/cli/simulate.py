@@ -1,0 +1,126 @@
+"""`swift-rlx simulate`: plan machines before renting them; the real scheduler on a virtual clock."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swift_rlx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swift_rlx.simulation import Outcome, Setting
+    from swift_rlx.simulation.tables import Case
+
+HELP = "simulate a run: steps per hour, how busy the trainer is, staleness and waste"
+EXAMPLE = """\
+example:
+    swift-rlx simulate --train-s 1 --generate-s 1.6 --workers 2 --max-staleness 0 1 2 4
+    swift-rlx simulate --table scheduling
+
+A worker count and a staleness bound make a row. Times are seconds; an answer's latency is log-normal and does not
+depend on the load. The docs explain the table: docs/en/scheduling.md.
+"""
+COLUMNS = (
+    f"{'steps/h':>8}{'busy':>7}{'staleness':>11}{'max':>5}{'in mask':>9}{'over age':>10}{'lost':>7}{'tail':>7}"
+    f"{'its mask':>10}"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The setting; lists make one row for each combination."""
+    add = parser.add_argument
+    add("--train-s", type=float, default=1.0, help="one training step (default %(default)s)")
+    add("--generate-s", type=float, default=1.6, help="median latency of one answer (default %(default)s)")
+    add("--sigma", type=float, default=0.5, help="spread of the logarithm of latency (default %(default)s)")
+    add("--workers", type=int, nargs="+", default=[1], help="numbers of workers (default 1)")
+    add("--slots", type=int, default=96, help="answers in flight per worker (default %(default)s)")
+    add("--batch-groups", type=int, default=32, help="prompts of a step (default %(default)s)")
+    add("--group-size", type=int, default=1, help="answers per prompt (default %(default)s)")
+    add("--max-staleness", type=int, nargs="+", default=[0, 1, 2, 4], help="bounds (default 0 1 2 4)")
+    add("--publish-s", type=float, default=0.0, help="applying weights on a worker (default %(default)s)")
+    add("--score-s", type=float, default=0.0, help="scoring a group (default %(default)s)")
+    add(
+        "--weight-update",
+        choices=["keep", "pin", "drain", "abort"],
+        default="keep",
+        help="what happens to answers in flight when weights are published (default %(default)s)",
+    )
+    add(
+        "--train-order",
+        choices=["completion", "admission"],
+        default="completion",
+        help="which ready group trains next (default %(default)s)",
+    )
+    add("--steps", type=int, default=300, help="training steps (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the latencies (default %(default)s)")
+    add("--seeds", type=int, default=3, help="runs per row of --table (default %(default)s)")
+    add("--table", choices=["scheduling"], help="compare admission rules in six cases instead; minutes")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a table."""
+    if options.table:
+        if options.seeds < 1:
+            raise ConfigError(f"--seeds {options.seeds} is refused: use at least 1")
+        _print_scheduling_table(options.steps, options.seeds)
+        return 0
+    from swift_rlx.simulation import simulate
+
+    print(f"{'workers':>7}{'bound':>7}{COLUMNS}")
+    for setting in _settings(options):
+        print(f"{setting.workers:>7}{setting.max_staleness:>7}{_line(simulate(setting))}", flush=True)
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> Iterator[Setting]:
+    from swift_rlx.backends import WeightUpdate
+    from swift_rlx.scheduler import TrainOrder
+    from swift_rlx.simulation import Setting
+
+    base = Setting(
+        train_s=options.train_s,
+        generate_s=options.generate_s,
+        sigma=options.sigma,
+        batch_groups=options.batch_groups,
+        group_size=options.group_size,
+        slots=options.slots,
+        publish_s=options.publish_s,
+        score_s=options.score_s,
+        weight_update=WeightUpdate(options.weight_update),
+        train_order=TrainOrder(options.train_order),
+        steps=options.steps,
+        seed=options.seed,
+    )
+    for workers in options.workers:
+        for bound in options.max_staleness:
+            yield replace(base, workers=workers, slots=workers * options.slots, max_staleness=bound)
+
+
+def _line(outcome: Outcome) -> str:
+    return (
+        f"{outcome.steps_per_h:>8.1f}{outcome.trainer_busy:>7.1%}{outcome.mean_staleness:>11.2f}"
+        f"{outcome.max_staleness:>5}{outcome.in_mask:>9.1%}{outcome.over_age:>10.1%}{outcome.lost:>7.1%}"
+        f"{outcome.tail_share:>7.1%}{outcome.tail_in_mask:>10.1%}"
+    )
+
+
+def _print_scheduling_table(steps: int, seeds: int) -> None:
+    from swift_rlx.simulation.tables import scheduling_cases
+
+    for case in scheduling_cases(steps, seeds):
+        _print_case(case)
+
+
+def _print_case(case: Case) -> None:
+    from swift_rlx.simulation.tables import missed
+
+    print(f"\ntrain {case.train_s:g} s, sigma {case.sigma:g}")
+    print(f"{'rule':<32}{COLUMNS}{'over bound':>12}{'of totals':>11}  misses")
+    for row in case.rows:
+        print(
+            f"{row.rule:<32}{_line(row.outcome)}{row.outcome.trained_over_bound:>12.1%}{row.relative:>11.1%}"
+            f"  {', '.join(missed(row)) or '-'}",
+            flush=True,
+        )

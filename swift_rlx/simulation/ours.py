@@ -1,0 +1,70 @@
+"""Our scheduler, as it is, with a fake backend and a trainer that only takes time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from swift_rlx.clock import LoopClock
+from swift_rlx.scheduler import IterableSource, RolloutScheduler, Statistics
+from swift_rlx.simulation.outcome import Outcome, Tally
+from swift_rlx.simulation.setting import Setting
+from swift_rlx.testing.fake_backend import FakeBackend, FakeScript
+from swift_rlx.testing.virtual_clock import run_virtual
+from swift_rlx.types import Completion, Fate, Prompt, Score, TrainBatch
+
+
+def simulate(setting: Setting) -> Outcome:
+    """Train `setting.steps` steps in virtual time."""
+    return simulate_with_statistics(setting)[0]
+
+
+def simulate_with_statistics(setting: Setting) -> tuple[Outcome, Statistics]:
+    """The outcome, and the scheduler's own counters at the end."""
+    return run_virtual(_run(setting))
+
+
+async def _run(setting: Setting) -> tuple[Outcome, Statistics]:
+    clock, tally = LoopClock(), Tally(setting)
+    script = FakeScript(setting.latency, setting.tokens_per_s, publish_s=setting.publish_s)
+    backends = [
+        FakeBackend(f"worker-{number}", script, mode=setting.weight_update)
+        for number in range(setting.workers)
+    ]
+    no_tokens = np.zeros(1, dtype=np.int32)
+    prompts = IterableSource(Prompt(index, no_tokens) for index in itertools.count())
+
+    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        if setting.score_s:
+            await clock.sleep(setting.score_s)
+        return [Score(1.0)] * len(completions)
+
+    scheduler = RolloutScheduler(setting.rollout_config(), backends, prompts, score)
+    async with scheduler:
+        for _ in range(setting.steps):
+            batch = await scheduler.next_batch()
+            assert batch is not None  # the source is endless
+            _count(tally, batch)
+            await clock.sleep(setting.train_s)
+            tally.step(clock.now())
+            scheduler.publish(None)
+        ledger = scheduler.ledger
+        tally.lost(None, ledger.tokens(Fate.CUT) + ledger.tokens(Fate.FAILED))
+    return tally.outcome(), scheduler.statistics()
+
+
+def _count(tally: Tally, batch: TrainBatch) -> None:
+    for train_group in batch.groups:
+        by_age: Counter[int] = Counter()
+        over_age = 0
+        for member, mask in zip(train_group.group.members, train_group.loss_masks, strict=True):
+            ages = batch.step - member.completion.policy_steps[mask]
+            by_age.update({age: count for age, count in enumerate(np.bincount(ages).tolist()) if count})
+            over_age += len(mask) - int(mask.sum())
+        index = train_group.group.prompt.index
+        tally.trained(index, dict(by_age), over_age)
+        # A fake answer has the same length each time; the earlier ones of a group were over age as a whole.
+        tally.lost(index, (train_group.group.rounds - 1) * (sum(by_age.values()) + over_age))

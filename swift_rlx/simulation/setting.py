@@ -1,0 +1,93 @@
+"""What is simulated: one trainer, some workers, and how long things take."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from swift_rlx.backends.base import WeightUpdate
+from swift_rlx.errors import ConfigError
+from swift_rlx.scheduler import RolloutConfig, TrainOrder
+from swift_rlx.testing.fake_backend import LogNormalLatency
+
+TAIL = 0.05
+"""The slowest prompts, whose fate is reported apart."""
+WARM_UP_STEPS = 2
+"""Steps that rates leave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Times are seconds. An answer's latency is log-normal and does not depend on what else runs."""
+
+    train_s: float = 1.0
+    generate_s: float = 1.6
+    """Median latency of one answer."""
+    sigma: float = 0.5
+    workers: int = 1
+    slots: int = 96
+    """Answers in flight, all workers together."""
+    batch_groups: int = 32
+    group_size: int = 1
+    max_staleness: int = 2
+    steps: int = 300
+    tokens_per_s: float = 10.0
+    publish_s: float = 0.0
+    score_s: float = 0.0
+    weight_update: WeightUpdate = WeightUpdate.KEEP
+    train_order: TrainOrder = TrainOrder.COMPLETION
+    shape_capacity: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("train_s", "generate_s", "tokens_per_s"):
+            if (value := getattr(self, name)) <= 0:
+                raise ConfigError(f"{name} {value:g} is refused: it must be above 0")
+        for name in ("sigma", "publish_s", "score_s"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"{name} {value:g} is refused: it must not be negative")
+        if self.workers < 1 or self.slots < self.workers:
+            raise ConfigError(
+                f"slots {self.slots} on {self.workers} workers is refused: each worker needs at least one slot"
+            )
+        if self.steps <= WARM_UP_STEPS:
+            raise ConfigError(
+                f"steps {self.steps} is refused: it must exceed the {WARM_UP_STEPS} of the warm-up"
+            )
+        self.rollout_config()
+
+    @property
+    def latency(self) -> LogNormalLatency:
+        """Latency by prompt and member."""
+        return LogNormalLatency(self.generate_s, self.sigma, self.seed)
+
+    def group_latency_s(self, index: int) -> float:
+        """The slowest member of a prompt's group."""
+        return max(self.latency.of(0, index, member) for member in range(self.group_size))
+
+    def tail_latency_s(self) -> float:
+        """Latency that a share `TAIL` of the prompts reaches."""
+        return _tail_latency_s(self)
+
+    def rollout_config(self) -> RolloutConfig:
+        """The scheduler's settings for this run, never ended by a time limit."""
+        return RolloutConfig(
+            batch_groups=self.batch_groups,
+            group_size=self.group_size,
+            min_members=min(2, self.group_size),
+            max_staleness=self.max_staleness,
+            max_inflight=self.slots // self.workers,
+            shape_capacity=self.shape_capacity,
+            weight_update=self.weight_update,
+            train_order=self.train_order,
+            request_timeout_s=1e9,
+            warm_up_limit_s=1e9,
+            publish_limit_s=1e9,
+            seed=self.seed,
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _tail_latency_s(setting: Setting) -> float:
+    seen = sorted(setting.group_latency_s(index) for index in range(setting.steps * setting.batch_groups))
+    return seen[int(len(seen) * (1 - TAIL))]

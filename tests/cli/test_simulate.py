@@ -1,0 +1,66 @@
+"""`swift-rlx simulate`: rows for the combinations that were asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from swift_rlx.cli import main as command_line
+
+
+def _table(capsys, *arguments):
+    assert command_line.main(["simulate", *arguments]) == 0
+    _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    return rows
+
+
+def test_every_worker_count_and_bound_is_a_row(capsys):
+    rows = _table(
+        capsys, "--steps", "20", "--workers", "1", "2", "--max-staleness", "0", "2", "--slots", "32"
+    )
+    assert [row[:2] for row in rows] == [["1", "0"], ["1", "2"], ["2", "0"], ["2", "2"]]
+
+
+def test_constant_times_give_the_rates_that_one_computes_by_hand(capsys):
+    (row,) = _table(capsys, "--sigma", "0", "--max-staleness", "0", "--steps", "20")
+    assert row[2:4] == ["1384.6", "38.5%"]  # 3600 s / 2.6 s; 1 s / 2.6 s
+
+
+def test_flags_change_the_outcome(capsys):
+    base = ("--steps", "30", "--max-staleness", "2", "--sigma", "1.0")
+    (plain,) = _table(capsys, *base)
+    for flag in (
+        ("--weight-update", "pin"),
+        ("--train-order", "admission"),
+        ("--group-size", "2"),
+        ("--score-s", "1.5"),
+        ("--publish-s", "0.7"),
+        ("--seed", "1"),
+        ("--batch-groups", "16"),
+        ("--slots", "40"),
+        ("--train-s", "2"),
+        ("--generate-s", "3"),
+    ):
+        assert _table(capsys, *base, *flag) != [plain], flag
+
+
+def test_the_comparison_prints_every_rule_in_six_cases(capsys):
+    assert command_line.main(["simulate", "--table", "scheduling", "--steps", "8", "--seeds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("train ") == 6
+    assert shown.count("wait (verl)") == shown.count("swift-rlx, pin") == 6
+
+
+def test_a_setting_without_sense_is_one_sentence(capsys):
+    assert command_line.main(["simulate", "--train-s", "0"]) == 2
+    assert capsys.readouterr().err == "swift-rlx: error: train_s 0 is refused: it must be above 0\n"
+    assert command_line.main(["simulate", "--table", "scheduling", "--seeds", "0"]) == 2
+
+
+def test_the_simulator_loads_no_torch():
+    code = (
+        "import sys; from swift_rlx.cli.main import main;"
+        "main(['simulate', '--steps', '5', '--max-staleness', '1']); sys.exit('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

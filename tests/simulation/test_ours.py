@@ -1,0 +1,117 @@
+"""Simulated runs of the real scheduler: hand-computed rates, and the goals that it reaches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from swift_rlx.backends import WeightUpdate
+from swift_rlx.errors import ConfigError
+from swift_rlx.scheduler import TrainOrder
+from swift_rlx.simulation import Setting, simulate
+from swift_rlx.simulation.ours import simulate_with_statistics
+from swift_rlx.simulation.tables import BASE, CASES, Row, missed, scheduling_cases
+
+CONSTANT = Setting(train_s=1.0, generate_s=1.6, sigma=0.0, slots=96, steps=60)
+
+
+def test_synchronous_training_takes_the_sum_of_the_stages():
+    seen = simulate(replace(CONSTANT, max_staleness=0))
+    assert seen.steps_per_h == pytest.approx(3600 / 2.6)
+    assert seen.trainer_busy == pytest.approx(1 / 2.6)  # the trainer is busy for 38 % of the time
+    assert (seen.mean_staleness, seen.in_mask) == (0, 1)
+
+
+def test_generation_disappears_behind_training_where_it_is_fast_enough():
+    seen = simulate(replace(CONSTANT, max_staleness=2))
+    assert seen.trainer_busy >= 0.96
+    assert seen.max_staleness <= 2
+
+
+def test_with_too_few_slots_generation_is_the_limit():
+    seen = simulate(replace(CONSTANT, slots=32))
+    assert seen.steps_per_h == pytest.approx(3600 / 1.6, rel=0.02)
+
+
+def test_more_workers_give_more_slots():
+    one, two = (simulate(replace(CONSTANT, slots=16 * count, workers=count)) for count in (1, 2))
+    assert two.steps_per_h == pytest.approx(2 * one.steps_per_h, rel=0.05)
+
+
+def test_publishing_time_costs_only_where_nothing_overlaps_it():
+    strict = simulate(replace(CONSTANT, max_staleness=0, publish_s=0.5))
+    assert strict.steps_per_h == pytest.approx(3600 / 3.1)
+    overlapped = simulate(replace(CONSTANT, max_staleness=4, publish_s=0.5))
+    assert overlapped.trainer_busy >= 0.96
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_is_strict_loses_nothing_and_is_as_fast_as_totals(case):
+    train_s, sigma = case
+    setting = replace(BASE, train_s=train_s, sigma=sigma, steps=100)
+    seen = simulate(setting)
+    assert seen.max_staleness <= 2
+    assert (seen.lost, seen.trained_over_bound) == (0, 0)
+    assert seen.in_mask + seen.over_age == pytest.approx(1.0)
+    assert seen.tail_share >= 0.045
+
+
+def test_shaping_makes_tokens_younger_at_the_same_speed():
+    setting = replace(BASE, train_s=60.0, sigma=0.7, steps=150)
+    shaped, full = simulate(setting), simulate(replace(setting, shape_capacity=False))
+    assert shaped.mean_staleness < full.mean_staleness - 0.3
+    assert shaped.steps_per_h > 0.99 * full.steps_per_h
+    assert shaped.in_mask >= full.in_mask - 0.005
+
+
+def test_pinned_answers_over_age_are_made_again_and_counted_as_lost():
+    setting = replace(BASE, train_s=20.0, sigma=1.0, steps=60, weight_update=WeightUpdate.PIN)
+    seen, stats = simulate_with_statistics(setting)
+    assert stats.regenerated > 10
+    assert seen.lost > 0.05
+    assert seen.max_staleness <= 2
+
+
+def test_in_admission_order_nothing_is_over_age_and_the_trainer_waits():
+    setting = replace(BASE, train_s=20.0, sigma=1.0, steps=60, train_order=TrainOrder.ADMISSION)
+    seen = simulate(setting)
+    assert seen.over_age == seen.lost == 0
+    assert seen.trainer_busy < 0.6
+
+
+def test_the_same_setting_gives_the_same_outcome():
+    assert simulate(replace(CONSTANT, sigma=1.0)) == simulate(replace(CONSTANT, sigma=1.0))
+
+
+def test_the_table_has_every_rule_in_every_case_and_judges_it():
+    cases = list(scheduling_cases(steps=12, seeds=1))
+    assert [(case.train_s, case.sigma) for case in cases] == list(CASES)
+    rows = {row.rule: row for row in cases[0].rows}
+    assert rows["totals (AReaL, SkyRL)"].relative == 1.0
+    assert rows["swift-rlx"].outcome.trained_over_bound == 0
+    good = rows["swift-rlx"].outcome
+    reached = replace(good, over_age=0.0, lost=0.0, tail_share=0.05, tail_in_mask=0.9)
+    assert missed(Row("x", reached, 0.99)) == []
+    assert missed(Row("x", reached, 0.9)) == ["steps/h"]
+    assert missed(Row("x", replace(reached, lost=0.05), 1.0)) == ["untrained tokens"]
+    assert missed(Row("x", replace(reached, trained_over_bound=0.01), 1.0)) == ["bound"]
+    assert missed(Row("x", replace(reached, tail_share=0.04, tail_in_mask=0.4), 1.0)) == [
+        "tail prompts",
+        "tail tokens",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_s": 0.0}, "train_s 0 is refused: it must be above 0"),
+        ({"sigma": -1.0}, "sigma -1 is refused: it must not be negative"),
+        ({"workers": 4, "slots": 3}, "slots 3 on 4 workers is refused"),
+        ({"steps": 2}, "steps 2 is refused: it must exceed the 2 of the warm-up"),
+        ({"batch_groups": 0}, "batch_groups 0 is refused"),
+    ],
+)
+def test_settings_without_sense_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Setting(**changes)
