@@ -39,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-groups", type=int, default=32, help="prompts of a step (default %(default)s)")
     add("--group-size", type=int, default=1, help="answers per prompt (default %(default)s)")
     add("--max-staleness", type=int, nargs="+", default=[0, 1, 2, 4], help="bounds (default 0 1 2 4)")
+    add(
+        "--reserved-share",
+        type=float,
+        default=0.0,
+        help="share of the slots kept for the slowest 5 %% of prompts, as if lengths were known (default 0)",
+    )
     add("--publish-s", type=float, default=0.0, help="applying weights on a worker (default %(default)s)")
     add("--score-s", type=float, default=0.0, help="scoring a group (default %(default)s)")
     add(
@@ -86,6 +92,7 @@ def _settings(options: argparse.Namespace) -> Iterator[Setting]:
         batch_groups=options.batch_groups,
         group_size=options.group_size,
         slots=options.slots,
+        reserved_share=options.reserved_share,
         publish_s=options.publish_s,
         score_s=options.score_s,
         weight_update=WeightUpdate(options.weight_update),

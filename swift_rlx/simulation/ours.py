@@ -34,8 +34,7 @@ async def _run(setting: Setting) -> tuple[Outcome, Statistics]:
         FakeBackend(f"worker-{number}", script, mode=setting.weight_update)
         for number in range(setting.workers)
     ]
-    no_tokens = np.zeros(1, dtype=np.int32)
-    prompts = IterableSource(Prompt(index, no_tokens) for index in itertools.count())
+    prompts = IterableSource(_prompt(setting, index) for index in itertools.count())
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         if setting.score_s:
@@ -54,6 +53,11 @@ async def _run(setting: Setting) -> tuple[Outcome, Statistics]:
         ledger = scheduler.ledger
         tally.lost(None, ledger.tokens(Fate.CUT) + ledger.tokens(Fate.FAILED))
     return tally.outcome(), scheduler.statistics()
+
+
+def _prompt(setting: Setting, index: int) -> Prompt:
+    expected = int(setting.group_latency_s(index) * setting.tokens_per_s) if setting.reserved_share else None
+    return Prompt(index, np.zeros(1, dtype=np.int32), expected_tokens=expected)
 
 
 def _count(tally: Tally, batch: TrainBatch) -> None:

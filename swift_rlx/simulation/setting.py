@@ -37,6 +37,8 @@ class Setting:
     weight_update: WeightUpdate = WeightUpdate.KEEP
     train_order: TrainOrder = TrainOrder.COMPLETION
     shape_capacity: bool = True
+    reserved_share: float = 0.0
+    """Share of the slots kept for prompts known to be among the slowest; above 0, every length is known before."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,6 +80,8 @@ class Setting:
             max_staleness=self.max_staleness,
             max_inflight=self.slots // self.workers,
             shape_capacity=self.shape_capacity,
+            reserved_share=self.reserved_share,
+            long_tokens=int(self.tail_latency_s() * self.tokens_per_s) if self.reserved_share else 1,
             weight_update=self.weight_update,
             train_order=self.train_order,
             request_timeout_s=1e9,
