@@ -15,7 +15,6 @@ KIND = ["--model_type", "llama", "--template", "chatml"]
 
 
 @pytest.mark.slow
-@pytest.mark.versions
 def test_rloo_trainer(tiny_model: Path, tmp_path: Path) -> None:
     words = ["--model", tiny_model, *KIND, "--steps", "2", "--output_dir", tmp_path / "run"]
     done = subprocess.run(

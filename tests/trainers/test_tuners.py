@@ -37,6 +37,7 @@ def moved(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 @pytest.mark.parametrize("tuner", TUNERS)
 @pytest.mark.parametrize("rlhf_type", TYPES)
 def test_weights_move_and_kl_starts_at_zero(
