@@ -202,6 +202,7 @@ class RolloutScheduler:
         if state.is_closing:
             return
         state.is_closing = True
+        state.events.wake_waiters()
         await state.supervisor.stop_loops()
         self._generation.cut_all()
         await self._wait_for_requests()

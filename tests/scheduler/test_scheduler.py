@@ -244,6 +244,22 @@ def test_a_closed_scheduler_gives_no_batch_and_no_step_of_zero_is_published():
     run_virtual(main())
 
 
+def test_closing_wakes_a_trainer_that_waits():
+    async def main():
+        scheduler = RolloutScheduler(settings(), [worker(ConstantLatency(60.0))], PromptFeed(), score_one)
+        async with scheduler:
+            waits = [
+                asyncio.ensure_future(one)
+                for one in (scheduler.next_batch(), scheduler.published(PolicyVersion(0, 1)))
+            ]
+            await asyncio.sleep(1.0)
+            await scheduler.close()
+            return await asyncio.gather(*waits, return_exceptions=True)
+
+    errors = run_virtual(main())
+    assert [str(error) for error in errors] == ["the scheduler is closed"] * 2
+
+
 def test_what_is_over_age_as_a_whole_is_made_again_once_and_then_waited_for():
     async def score(prompt, completions):
         await asyncio.sleep(4.0 if prompt.index == 0 else 0.0)  # the bound allows 2 steps of 1 s
