@@ -93,21 +93,24 @@ class Generation:
                 job.group.start_step = worker.version.step
             state.supervisor.spawn(self._run(job, worker))
 
-    async def _run(self, job: Job, worker: Worker) -> None:
-        """One attempt, from the slot that was reserved for it to its booking."""
-        state, group = self._state, job.group
-        prompt, served = group.prompt, worker.version
+    def _request(self, job: Job) -> GenerationRequest:
+        config, group, prompt = self._state.config, job.group, job.group.prompt
         group.attempts[job.member] += 1
-        request = GenerationRequest(
-            request_id=f"{prompt.epoch}/{prompt.index}/{job.member}#{group.rounds}.{group.attempts[job.member]}",
+        number = f"{group.rounds}.{group.attempts[job.member]}"
+        seed = completion_seed(config.seed, prompt, job.member)
+        return GenerationRequest(
+            request_id=f"{prompt.epoch}/{prompt.index}/{job.member}#{number}",
             prompt=prompt,
             member=job.member,
-            sampling=replace(
-                state.config.sampling, seed=completion_seed(state.config.seed, prompt, job.member)
-            ),
+            sampling=replace(config.sampling, seed=seed),
             attempt=job.attempt,
-            submit_s=state.clock.now(),
+            submit_s=self._state.clock.now(),
         )
+
+    async def _run(self, job: Job, worker: Worker) -> None:
+        """One attempt, from the slot that was reserved for it to its booking."""
+        state, served = self._state, worker.version
+        request = self._request(job)
         job.is_being_cut = False
         self._inflight[request.request_id] = (job, worker)
         try:

@@ -83,11 +83,7 @@ class RolloutScheduler:
         version: PolicyVersion | None = None,
         on_end: OnEnd = lambda group, trajectories: None,
     ) -> None:
-        names = [backend.name for backend in backends]
-        if not names or len(set(names)) < len(names):
-            raise ConfigError(
-                f"backends {names} are refused: at least one, each with its own name, is needed"
-            )
+        _check_names([backend.name for backend in backends])
         self.weight_update: WeightUpdate = resolve_weight_update(config.weight_update, backends)
         version = version or PolicyVersion()
         events = Events()
@@ -289,3 +285,8 @@ class RolloutScheduler:
             for wait in waits:
                 wait.cancel()
         timer.cancel()
+
+
+def _check_names(names: list[str]) -> None:
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"backends {names} are refused: at least one, each with its own name, is needed")
