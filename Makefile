@@ -54,7 +54,8 @@ lint: environment-test
 	$(STAGE) "mypy" $(TEST)/mypy
 
 bench: environment-test
-	@$(TEST)/pytest -s tests/benchmarks $(if $(NAME),-k $(NAME))
+	@for script in $(filter-out tests/benchmarks/test_%,$(wildcard tests/benchmarks/$(or $(NAME),*).py)); do \
+		echo "== $$script"; $(TEST)/python $$script || exit 1; done
 
 environment:
 	@$(PYTHON) .ci/environment.py .venv --constraints $(CONSTRAINTS) \
