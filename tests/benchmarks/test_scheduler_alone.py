@@ -1,0 +1,33 @@
+"""The benchmark of the scheduler runs and reports; how fast it is, is judged by the script alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("scheduler_alone.py")
+
+
+@pytest.mark.slow
+def test_the_scheduler_benchmark_measures_throughput_and_memory(tmp_path):
+    output = tmp_path / "scheduler_alone.json"
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--completions",
+        "10240",
+        "--rounds",
+        "1",
+        "--output",
+        str(output),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode in (0, 1), result.stderr
+    written = json.loads(output.read_text(encoding="utf-8"))
+    assert written["throughput"]["completions"] == 10240
+    assert 0 < written["throughput"]["per_s"] <= 1.1 * written["throughput"]["per_cpu_s"]
+    assert all(f"\n{name}" in f"\n{result.stdout}" for name in ("throughput", "added", "memory"))
