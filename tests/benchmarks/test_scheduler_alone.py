@@ -31,3 +31,13 @@ def test_the_scheduler_benchmark_measures_throughput_and_memory(tmp_path):
     assert written["throughput"]["completions"] == 10240
     assert 0 < written["throughput"]["per_s"] <= 1.1 * written["throughput"]["per_cpu_s"]
     assert all(f"\n{name}" in f"\n{result.stdout}" for name in ("throughput", "added", "memory"))
+
+
+def test_the_published_numbers_of_the_scheduler_are_within_their_limits():
+    published = json.loads((SCRIPT.parent / "results" / "scheduler_alone.json").read_text(encoding="utf-8"))
+    limits = published["limits"]
+    assert limits == {"per_s": 5000.0, "added_ms": 1.0, "growth_mb": 8.0}
+    assert published["throughput"]["per_s"] >= limits["per_s"]
+    assert published["added"]["ms_per_request"] < limits["added_ms"]
+    assert published["memory"]["completions"] >= 1_000_000
+    assert abs(published["memory"]["growth_mb"]) < limits["growth_mb"]

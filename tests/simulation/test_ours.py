@@ -49,7 +49,7 @@ def test_publishing_time_costs_only_where_nothing_overlaps_it():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_case_is_strict_loses_nothing_and_is_as_fast_as_totals(case):
     train_s, sigma = case
-    setting = replace(BASE, train_s=train_s, sigma=sigma, steps=60)
+    setting = replace(BASE, train_s=train_s, sigma=sigma, steps=100)
     seen = simulate(setting)
     assert seen.max_staleness <= 2
     assert (seen.lost, seen.trained_over_bound) == (0, 0)
