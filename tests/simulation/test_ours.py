@@ -9,9 +9,9 @@ import pytest
 from swift_rlx.backends import WeightUpdate
 from swift_rlx.errors import ConfigError
 from swift_rlx.scheduler import TrainOrder
-from swift_rlx.simulation import Setting, simulate
+from swift_rlx.simulation import PEERS, Setting, simulate, simulate_peer
 from swift_rlx.simulation.ours import simulate_with_statistics
-from swift_rlx.simulation.tables import BASE, CASES, Row, missed, scheduling_cases
+from swift_rlx.simulation.tables import BASE, CASES, TOTALS, Row, missed, scheduling_cases
 
 CONSTANT = Setting(train_s=1.0, generate_s=1.6, sigma=0.0, slots=96, steps=60)
 
@@ -50,7 +50,8 @@ def test_publishing_time_costs_only_where_nothing_overlaps_it():
 def test_every_case_is_strict_loses_nothing_and_is_as_fast_as_totals(case):
     train_s, sigma = case
     setting = replace(BASE, train_s=train_s, sigma=sigma, steps=100)
-    seen = simulate(setting)
+    seen, totals = simulate(setting), simulate_peer(PEERS[TOTALS], setting)
+    assert seen.steps_per_h >= 0.95 * totals.steps_per_h
     assert seen.max_staleness <= 2
     assert (seen.lost, seen.trained_over_bound) == (0, 0)
     assert seen.in_mask + seen.over_age == pytest.approx(1.0)
