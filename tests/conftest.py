@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,11 @@ for name, value in {
     "TOKENIZERS_PARALLELISM": "false",
 }.items():
     os.environ.setdefault(name, value)
+
+
+# torchrun's default port is one for all: runs of several ranks would meet on it when test files run side by side.
+with socket.create_server(("127.0.0.1", 0)) as server:
+    os.environ.setdefault("MASTER_PORT", str(server.getsockname()[1]))
 
 
 @pytest.fixture(scope="session")

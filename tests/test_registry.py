@@ -120,9 +120,7 @@ def test_an_unknown_name_lists_what_there_is_what_is_close_and_what_is_broken(re
 
 
 def test_an_unknown_name_with_nothing_installed_says_so(registry):
-    with pytest.raises(
-        PluginError, match="unknown thing 'x'; known: none; a thing that is defined in a file"
-    ):
+    with pytest.raises(PluginError, match="unknown thing 'x'; known: none; a thing in a file"):
         registry.get("x")
     assert registry.providers("x") == ()
 

@@ -7,21 +7,24 @@ twenty places branch on that string. The user's choice is kept in `rlx_type` and
 No `from __future__ import annotations` here: ms-swift's parser evaluates the annotations in another module.
 """
 
+import ast
 import contextlib
+import difflib
 import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import ModuleType, TracebackType
 from typing import Any, Literal, get_args, get_type_hints
 
 from swift.utils import get_dist_setting
 
 import swift_rlx
-from swift_rlx.errors import ConfigError, RlxError
+from swift_rlx.errors import ConfigError, PluginError, RlxError
 from swift_rlx.integration.algorithm_table import ALGORITHMS, NAMES, resolve
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
+from swift_rlx.registry import one_line
 
 TRACEBACK_VARIABLE = "SWIFT_RLX_TRACEBACK"
 
@@ -38,10 +41,26 @@ def _print_one_sentence(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     """A user's mistake is told in one sentence; SWIFT_RLX_TRACEBACK=1 brings the traceback back."""
-    if isinstance(error, RlxError) and os.environ.get(TRACEBACK_VARIABLE) != "1":
-        sys.stderr.write(f"swift-rlx: error: {error}\n")
+    sentence = str(error) if isinstance(error, RlxError) else _unknown_flags(error, sys.argv)
+    if sentence is not None and os.environ.get(TRACEBACK_VARIABLE) != "1":
+        sys.stderr.write(f"swift-rlx: error: {sentence}\n")
     else:
         _print_one_sentence.previous(kind, error, traceback)  # type: ignore[attr-defined]
+
+
+def _unknown_flags(error: BaseException, argv: list[str]) -> str | None:
+    """What ms-swift's parser left over in a run of ours, with the flag that was probably meant; else None."""
+    if not (
+        isinstance(error, ValueError) and str(error).startswith("remaining_argv: ") and {*argv} & {*NAMES}
+    ):
+        return None
+    words = [word for word in ast.literal_eval(str(error).partition(": ")[2]) if word.startswith("--")]
+    from swift.arguments import RLHFArguments
+
+    known = [f"--{each.name}" for each in fields(RLHFArguments)]
+    close = [match for word in words for match in difflib.get_close_matches(word.split("=")[0], known, n=1)]
+    hint = f"; did you mean {' and '.join(close)}?" if close else "; swift rlhf --help lists the flags"
+    return f"{' '.join(words) or error} is no flag of swift rlhf{hint}"
 
 
 def widen(base: type) -> type:
@@ -62,11 +81,18 @@ def widen(base: type) -> type:
             super().__post_init__()
 
         def _import_external_plugins(self) -> None:
-            super()._import_external_plugins()
-            if self.rlx_type is not None:
-                from swift_rlx.integration.reward_names import check_reward_names
+            if self.rlx_type is None:
+                return super()._import_external_plugins()
+            from swift_rlx.integration.reward_names import check_reward_names
 
-                check_reward_names(self.reward_funcs)
+            try:
+                super()._import_external_plugins()
+            except Exception as error:  # the user's own code
+                raise PluginError(
+                    f"--external_plugins {' '.join(self.external_plugins)} cannot be imported: {one_line(error)};"
+                    " mend that file"
+                ) from error
+            check_reward_names(self.reward_funcs)
 
         def _check_teacher(self) -> None:
             # Stock refuses one completion a prompt for every `grpo`; REINFORCE++ is defined for it.

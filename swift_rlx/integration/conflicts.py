@@ -88,6 +88,7 @@ SUPPORT_FLAGS = {
 }
 
 
+DATA_FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".txt")
 INEXACT_RESUME = {
     "ignore_data_skip": "the epoch would begin again and its first prompts be trained twice",
     "sync_ref_model": "the mixed reference is not in the checkpoint, and the KL would be measured from another one",
@@ -97,6 +98,7 @@ INEXACT_RESUME = {
 def check_conflicts(args: Any, algorithm: Algorithm) -> None:
     """Refuse arguments of a run that cannot work with `algorithm`. Raises ConfigError, one sentence."""
     check_training_conflicts(args, algorithm)
+    _check_data_files(args)
     _check_reward_source(args, algorithm)
     _check_resume(args, algorithm)
     _warn_about_reference(args, algorithm)
@@ -147,6 +149,10 @@ def _check_fixed(args: Any, algorithm: Algorithm) -> None:
 
 def _check_generations(args: Any, algorithm: Algorithm) -> None:
     group = args.num_generations
+    if group < 1:
+        raise ConfigError(
+            f"--num_generations {group} is refused: it is the completions of a prompt; use 1 or more"
+        )
     if group < algorithm.min_generations:
         raise ConfigError(
             f"--num_generations {group} is refused for --rlhf_type {algorithm.name}: its baseline compares the"
@@ -174,6 +180,20 @@ def _check_generations(args: Any, algorithm: Algorithm) -> None:
             f"a generation batch of {steps} micro-batches and --gradient_accumulation_steps {accumulation} do not fit"
             " together: an optimizer step would end inside a micro-batch group; make one a multiple of the other"
         )
+
+
+def _check_data_files(args: Any) -> None:
+    """ms-swift takes the name of a file that is not there for the id of a data set and asks a hub for it."""
+    if not (args.dataset or args.cached_dataset):
+        raise ConfigError(
+            "there is nothing to train on: give --dataset, a file, a folder or the id of a data set"
+        )
+    for name in (*args.dataset, *args.val_dataset):
+        path = str(name).split("#")[0]
+        if path.endswith(DATA_FILES) and not os.path.exists(path):
+            raise ConfigError(
+                f"the data set {name} is no file here ({os.getcwd()}); give the path of one that exists"
+            )
 
 
 def _check_reward_source(args: Any, algorithm: Algorithm) -> None:
@@ -205,6 +225,10 @@ def _check_resume(args: Any, algorithm: Algorithm) -> None:
                 f"--{flag} true cannot be used with --resume_from_checkpoint: {why}; drop it, or take only the"
                 " weights with --resume_only_model true"
             )
+    if not os.path.isdir(args.resume_from_checkpoint):
+        raise ConfigError(
+            f"--resume_from_checkpoint {args.resume_from_checkpoint} is no folder; give a checkpoint-N of the run"
+        )
     path = os.path.join(args.resume_from_checkpoint, "args.json")
     if not os.path.isfile(path):
         return

@@ -116,6 +116,16 @@ def _from_registry(name: str, own: dict[str, Any]) -> Any:
     except PluginError as error:
         if REWARDS.providers(name):
             raise
-        close = difflib.get_close_matches(name, own, n=1)
+        usable = sorted(key for key, value in own.items() if _is_reward(key, value))
+        close = difflib.get_close_matches(name, usable, n=1)
         hint = f"; did you mean ms-swift's {close[0]!r}?" if close else ""
-        raise PluginError(f"{error}; ms-swift's own: {', '.join(sorted(own))}{hint}") from error
+        raise PluginError(f"{error}; ms-swift's own: {', '.join(usable)}{hint}") from error
+
+
+def _is_reward(name: str, target: Any) -> bool:
+    """ms-swift keeps scorers for other commands in the same table."""
+    try:
+        describe_reward(name, target)
+    except PluginError:
+        return False
+    return True

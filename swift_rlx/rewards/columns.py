@@ -80,7 +80,8 @@ def missing_columns(specs: Iterable[RewardSpec], available: Iterable[str]) -> st
         missing = [name for name in spec.required_columns if name not in reachable]
         if missing:
             hints = "".join(f"; {_hint(name, columns)}" for name in missing)
-            sentences.append(f"{spec.label} needs columns {missing}, the data set has {columns}{hints}")
+            own = [name for name in columns if name != "dataset"]  # ms-swift adds that one to every data set
+            sentences.append(f"{spec.label} needs columns {missing}, the data set has {own}{hints}")
     return "; ".join(sentences) or None
 
 

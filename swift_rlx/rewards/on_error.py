@@ -19,7 +19,7 @@ class OnError:
         word, _, number = text.strip().partition(":")
         if word.lower() == "raise" and not number:
             return cls()
-        if word.lower() == "none" and not number:  # also what a YAML null becomes on ms-swift's command line
+        if word == "none" and not number:  # not "None": that is a YAML null, a key without a value
             return cls(raises=False)
         if word.lower() == "value":
             try:

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift_rlx.testing.fake_backend import FakeBackend as FakeBackend
-    from swift_rlx.testing.fake_distribution import fake_distribution as fake_distribution
+    from swift_rlx.testing.installed_package import fake_distribution as fake_distribution
     from swift_rlx.testing.reward_suite import Example as Example
     from swift_rlx.testing.reward_suite import check_reward as check_reward
     from swift_rlx.testing.virtual_clock import run_virtual as run_virtual
 
-# Loaded on first use: the simulator needs the fake backend, and not the torch of the reward suite.
+# Loaded on first use: the simulator needs the fake backend, and not the torch of the reward suite. No module here
+# may be called like one of these names: once imported, it would stand in the name's place.
 _LAZY = {
     "Example": "reward_suite",
     "FakeBackend": "fake_backend",
     "check_reward": "reward_suite",
-    "fake_distribution": "fake_distribution",
+    "fake_distribution": "installed_package",
     "run_virtual": "virtual_clock",
 }
 

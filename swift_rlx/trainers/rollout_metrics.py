@@ -61,7 +61,7 @@ class RolloutMetricsMixin:
             scored = column[~column.isnan() & valid]
             self._record(f"reward/{name}/mean", scored)
             self._metrics[self._mode][f"reward/{name}/std"].append(
-                scored.std(correction=0).nan_to_num().item()
+                scored.std(correction=0).item() if len(scored) else 0.0
             )
             self._record(f"reward/{name}/none", column.isnan().float())
             if rollout.is_training and self.state.global_step == 0 and len(scored) and not scored.any():

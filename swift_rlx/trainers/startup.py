@@ -27,16 +27,15 @@ def fit_prompts(dataset: Any, template: Any, model: Any, args: Any) -> Any:
     """
     if template.model_meta.is_multimodal:
         return dataset  # what an image costs is only known after it was loaded
-    limit = _prompt_limit(template, model, args)
-    too_long = dict(_rows_longer_than(limit, dataset, template))
+    limit, remedy = _prompt_limit(template, model, args)
+    too_long = {} if limit is None else dict(_rows_longer_than(limit, dataset, template))
     if not too_long:
         return dataset
     shown = _shown(dataset, too_long)
     if template.truncation_strategy != "raise":
         raise ConfigError(
-            f"{len(too_long)} of {len(dataset)} prompts are longer than the {limit} tokens that --max_length and"
-            f" --max_completion_length {args.max_completion_length} leave: {shown}; raise --max_length, lower"
-            " --max_completion_length, or drop them with --truncation_strategy delete"
+            f"{len(too_long)} of {len(dataset)} prompts are longer than the {limit} tokens that there are for a prompt:"
+            f" {shown}; {remedy}, or drop them with --truncation_strategy delete"
         )
     logger.warning(f"dropped {len(too_long)} of {len(dataset)} prompts longer than {limit} tokens: {shown}")
     return dataset.select([row for row in range(len(dataset)) if row not in too_long])
@@ -52,18 +51,21 @@ def _shown(dataset: Any, too_long: dict[int, int]) -> str:
     return ", ".join(texts)
 
 
-def _prompt_limit(template: Any, model: Any, args: Any) -> int:
-    window = model.model_info.max_model_len or args.max_length
-    limits = [length for length in (template.max_length,) if length]
-    if window:
-        limits.append(window - args.max_completion_length)
-    limit = min(limits)
-    if limit <= 0:
+def _prompt_limit(template: Any, model: Any, args: Any) -> tuple[int | None, str]:
+    """The longest prompt, None for any, and what to change to allow longer ones."""
+    window = model.model_info.max_model_len
+    room = window - args.max_completion_length if window else None
+    if room is not None and room <= 0:
         raise ConfigError(
             f"--max_completion_length {args.max_completion_length} leaves no room for a prompt in the model's"
             f" {window} tokens; lower it"
         )
-    return limit
+    if template.max_length and (room is None or template.max_length <= room):
+        return template.max_length, f"raise --max_length {template.max_length}"
+    return (
+        room,
+        f"lower --max_completion_length {args.max_completion_length} (the model takes {window} tokens in all)",
+    )
 
 
 def _rows_longer_than(limit: int, dataset: Any, template: Any) -> Iterator[tuple[int, int]]:

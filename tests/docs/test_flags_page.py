@@ -172,7 +172,7 @@ def changed(status: str, **overrides: Any) -> dict[str, Any]:
 def test_a_row_that_says_it_works_is_not_refused(rlhf_type: str, status: str) -> None:
     from swift import RLHFArguments
 
-    given = FAST | changed(status) | {"reward_funcs": ["format"]}
+    given = FAST | changed(status) | {"reward_funcs": ["format"], "dataset": ["an/id"]}
     if status == "differs":
         given |= {"generation_batch_size": 16, "resume_from_checkpoint": None}
     args = {field.name: field.default for field in dataclasses.fields(RLHFArguments)}

@@ -124,6 +124,15 @@ REFUSED = [
         {"rlhf_type": "reinforce_pp", "num_generations": 1, "dynamic_sample": True},
         "--dynamic_sample true cannot",
     ),
+    (
+        {"rlhf_type": "reinforce_pp", "num_generations": 0},
+        "--num_generations 0 is refused: it is the completions",
+    ),
+    ({"dataset": []}, "there is nothing to train on: give --dataset"),
+    ({"dataset": ["nothere.jsonl#10"]}, "the data set nothere.jsonl#10 is no file here"),
+    ({"val_dataset": ["nothere.csv"]}, "the data set nothere.csv is no file here"),
+    ({"resume_from_checkpoint": "no/such/folder"}, "--resume_from_checkpoint no/such/folder is no folder"),
+    ({"reward_on_error": "None"}, "--reward_on_error got 'None'"),
     ({"num_iterations": 0}, "--num_iterations 0 cannot be used"),
     ({"num_generations_eval": 0}, "--num_generations_eval 0 cannot be used"),
     ({"beta": -0.1}, "--beta -0.1 cannot be used"),
@@ -185,7 +194,10 @@ def test_what_cannot_work_is_refused_in_one_sentence(
 
 
 def test_an_unknown_reward_is_refused_before_the_model_is_looked_at(build: Callable[..., Any]) -> None:
-    with pytest.raises(PluginError, match=r"unknown reward 'acuracy'.*did you mean ms-swift's 'accuracy'"):
+    with pytest.raises(
+        PluginError,
+        match=r"unknown reward 'acuracy'.*@register_reward.*did you mean ms-swift's 'accuracy'",
+    ):
         build(reward_funcs=["acuracy"], model="no/such-model")
 
 
@@ -233,6 +245,36 @@ def test_sampling_that_log_probs_cannot_replay_is_warned_about(
     finally:
         get_logger().propagate = False
     assert "--top_p 0.9 --top_k 50 samples from a distribution" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("def reward(:\n", "SyntaxError"),
+        ("import notamodule\n", "ModuleNotFoundError: No module named 'notamodule'"),
+        (None, "FileNotFoundError"),
+    ],
+)
+def test_a_plugin_file_that_does_not_import_is_one_sentence(
+    text: str | None, cause: str, build: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "plugin_with_a_fault.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(
+        PluginError, match=rf"--external_plugins .*plugin_with_a_fault\.py cannot be imported: {cause}"
+    ):
+        build(external_plugins=[str(file)])
+
+
+def test_an_unknown_flag_is_one_sentence_in_our_runs_only() -> None:
+    from swift_rlx.integration.arguments import _unknown_flags
+
+    error = ValueError("remaining_argv: ['--group_basline', 'loo']")
+    sentence = _unknown_flags(error, ["rlhf.py", "--rlhf_type", "rloo", "--group_basline", "loo"])
+    assert sentence == "--group_basline is no flag of swift rlhf; did you mean --group_baseline?"
+    assert _unknown_flags(error, ["rlhf.py", "--rlhf_type", "grpo", "--group_basline", "loo"]) is None
+    assert _unknown_flags(ValueError("other"), ["rlhf.py", "--rlhf_type", "rloo"]) is None
 
 
 def test_a_users_mistake_prints_one_sentence_and_a_bug_its_traceback() -> None:

@@ -11,7 +11,6 @@ from swift_rlx.rewards import OnError
     [
         ("raise", OnError(raises=True, value=None)),
         ("none", OnError(raises=False, value=None)),
-        ("None", OnError(raises=False, value=None)),
         ("value:0", OnError(raises=False, value=0.0)),
         ("value:-1.5", OnError(raises=False, value=-1.5)),
         (" value: 2 ", OnError(raises=False, value=2.0)),

@@ -35,7 +35,7 @@ def test_a_prompt_longer_than_the_limit_is_refused_by_its_text(
     tiny_model: Path, with_long_prompt: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"1 of 13 prompts are longer than the \d+ tokens.*'one two .*\(\d+ tokens\)"
+        ConfigError, match=r"1 of 13 prompts are longer than the 506 tokens.*'one two .*\(\d+ tokens\)"
     ):
         train(tiny_model, with_long_prompt, tmp_path / "run", rlhf_type="rloo", reward_funcs=[constant])
 
