@@ -20,9 +20,9 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
-# torchrun's default port is one for all: runs of several ranks would meet on it when test files run side by side.
+# torch's default port is one for all: test files that run side by side would meet on it.
 with socket.create_server(("127.0.0.1", 0)) as server:
-    os.environ.setdefault("MASTER_PORT", str(server.getsockname()[1]))
+    os.environ["MASTER_PORT"] = str(server.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -77,11 +78,17 @@ def command(options: dict[str, Any]) -> list[str]:
     return words
 
 
+def free_port() -> str:
+    """A port that nobody listens on, for the ranks of a run to meet."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
 def swift(options: dict[str, Any], **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the user's command; nothing is raised for a failing one."""
     return subprocess.run(
         command(options),
-        env=os.environ | environment,
+        env=os.environ | {"MASTER_PORT": free_port()} | environment,
         capture_output=True,
         text=True,
         timeout=300,

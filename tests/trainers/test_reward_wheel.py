@@ -77,7 +77,7 @@ def test_rewards_of_wheels_work_by_name_in_every_rank(
     ranks: int, environment: UserEnvironment, options: dict[str, Any], tmp_path: Path
 ) -> None:
     several = {"ddp_backend": "gloo", "gradient_accumulation_steps": 1} if ranks > 1 else {}
-    variables = {"NPROC_PER_NODE": str(ranks)} if ranks > 1 else {}
+    variables = {"NPROC_PER_NODE": str(ranks), "MASTER_PORT": runs.free_port()} if ranks > 1 else {}
     done = environment.rlhf(options | several, **variables)
 
     assert done.returncode == 0, done.stderr[-3000:]
