@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from runs import log_lines, train
 
+pytestmark = pytest.mark.slow
+
 EVAL_ROWS = 5
 
 

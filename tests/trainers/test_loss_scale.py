@@ -8,6 +8,8 @@ import pytest
 import torch
 from runs import train
 
+pytestmark = pytest.mark.slow
+
 
 class Uneven:
     """Rewards that leave some rows unscored, more of them in some micro-batches than in others."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from runs import train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_rewards_run_inside_a_running_loop(

@@ -11,6 +11,8 @@ from runs import log_lines, train
 
 from swift_rlx.trainers.batch import RLXBatch
 
+pytestmark = pytest.mark.slow
+
 
 class Lengths:
     """Reward by place in the group and text, so that groups have spread."""
