@@ -43,7 +43,8 @@ test: environments-test
 	$(STAGE) "ruff format" $(TEST)/ruff format --check .
 	$(STAGE) "mypy" $(TEST)/mypy
 	$(STAGE) "fast tests" $(TEST)/pytest $(PARALLEL) -m "not slow"
-	$(STAGE) "slow tests" $(TEST)/pytest $(PARALLEL) -m slow
+	$(STAGE) "slow tests" $(TEST)/pytest $(PARALLEL) -m "slow and not alone"
+	$(STAGE) "tests that run alone" $(TEST)/pytest -m alone
 	$(STAGE) "tests with ms-swift 4.5.3" $(TEST_OLD)/pytest $(PARALLEL) -m versions
 	$(STAGE) "tests of the plugins" bash -c 'for p in plugins/*/; do $(TEST)/pytest "$$p" || exit 1; done'
 

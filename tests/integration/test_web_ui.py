@@ -8,7 +8,7 @@ import psutil
 import pytest
 from web_page import serve
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 TYPES = ["rloo", "reinforce_pp", "reinforce_pp_baseline"]
 # Options without a field of their own; enough steps that the run outlives the test.

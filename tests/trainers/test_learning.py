@@ -97,7 +97,8 @@ def test_a_killed_run_resumes_bit_equal_to_the_unbroken_one(
     }
     data = write_rows(16)
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    train(tiny_model, data, unbroken, **changes)
+    named_in_python = {"reward_funcs": [share_of_digits], "external_plugins": []}
+    train(tiny_model, data, unbroken, **changes | named_in_python)
     options = arguments(tiny_model, data, killed, **changes)
     _train_until_killed(options, killed, step=10)
     for torn in killed.glob("checkpoint-*"):  # the kill may have torn the newest one
