@@ -64,13 +64,20 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one completion. `top_k` 0 and `top_p` 1 switch them off; `seed` differs per completion."""
+    """How to sample one completion. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch them off.
+
+    `temperature` 0 takes the most likely token. `seed` differs per completion. `stop_token_ids` end an answer and
+    belong to it; `stop` strings do so too.
+    """
 
     max_tokens: int = 512
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
 
 
@@ -82,6 +89,8 @@ class Prompt:
     token_ids: IntArray
     epoch: int = 0
     columns: Mapping[str, object] = field(default_factory=dict)
+    model_inputs: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
+    """Encoded images and the like, that the model's first forward takes beside the token ids; by argument name."""
     expected_tokens: int | None = None
     """Length of its answers in earlier epochs, if known."""
 
@@ -109,6 +118,10 @@ class Completion:
     start_s: float = 0.0
     first_token_s: float = 0.0
     finish_s: float = 0.0
+    sampled: BoolArray | None = None
+    """Where False, the token came from the environment of a conversation, not from the policy; None: all sampled."""
+    info: Mapping[str, object] = field(default_factory=dict)
+    """What a conversation leaves beside its tokens: messages, the environment's reward and facts."""
 
     @property
     def num_tokens(self) -> int:

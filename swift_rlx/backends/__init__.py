@@ -8,12 +8,21 @@ from swift_rlx.backends.base import (
     WeightUpdate,
     resolve_weight_update,
 )
+from swift_rlx.backends.engine import BACKENDS, Engine, EngineFactory, EngineSpec
+from swift_rlx.backends.weights import Probe, WeightFiles, WeightKind
 
 __all__ = [
+    "BACKENDS",
     "Backend",
     "Capabilities",
+    "Engine",
+    "EngineFactory",
+    "EngineSpec",
     "GenerationRequest",
     "Health",
+    "Probe",
+    "WeightFiles",
+    "WeightKind",
     "WeightUpdate",
     "resolve_weight_update",
 ]

@@ -1,0 +1,58 @@
+"""What runs inside a worker process: an engine with a model, built from a description that fits through a channel.
+
+    trainer process                                 worker process
+    WorkerProcess (a Backend)  -- messages -->      WorkerHost -> Engine (a Backend that can also score a probe)
+
+An engine is chosen by name: `transformers`, `vllm`, or one that a package offers in the entry-point group
+`swift_rlx.backends`. The name stands for a function `(EngineSpec) -> Engine`, called in the worker process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swift_rlx.backends.base import Backend
+from swift_rlx.registry import Registry
+from swift_rlx.types import FloatArray, IntArray, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """All that an engine needs to start; plain data, because it is sent to another process.
+
+    `model`: directory of the weights that it starts with. `loader`: dotted path "module:function" of what loads
+    them for `transformers`; None: `AutoModelForCausalLM`. `devices`: accelerator ids of this worker; empty: CPU.
+    `max_adapter_rank`: of the LoRA adapters that will be published; 0: none will be. `options`: the engine's own.
+    """
+
+    name: str
+    model: str
+    version: PolicyVersion = field(default_factory=PolicyVersion)
+    loader: str | None = None
+    loader_options: Mapping[str, object] = field(default_factory=dict)
+    dtype: str = "float32"
+    devices: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    max_inflight: int = 32
+    max_adapter_rank: int = 0
+    seed: int = 0
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+class Engine(Backend, Protocol):
+    """A backend that holds the model in this process."""
+
+    async def logprobs(self, token_ids: IntArray) -> FloatArray:
+        """Log-probability of each token of `token_ids` [T] but the first given those before it, [T - 1].
+
+        Under the weights that new requests get, at temperature 1 and without any filter, in float32. It shows that
+        an engine serves the weights that it was given.
+        """
+
+
+EngineFactory = Callable[[EngineSpec], Engine]
+
+BACKENDS = Registry(kind="rollout backend", group="swift_rlx.backends")
+"""Names of engines; ours are registered by their entry points."""
