@@ -17,10 +17,16 @@ class RLXBatch(GRPOBatch):
 
     `loss_mask` [B, T] is True where a token trains. `normalizer` is what the summed loss is divided by: the rows
     (RLOO) or tokens (REINFORCE++) in the loss of the optimizer step that this micro-batch belongs to, over all ranks.
+
+    `behavior_logprobs` [B, T] float32 are those of the policy that sampled each token, as the engine reported them, 0
+    where no token was sampled; None when the policy itself sampled the batch. `staleness` [B, T] integers: optimizer
+    steps in the trainer's weights at pick-up minus those in the weights that made the token; None counts as 0.
     """
 
     loss_mask: torch.Tensor | None = None
     normalizer: torch.Tensor | None = None
+    behavior_logprobs: torch.Tensor | None = None
+    staleness: torch.Tensor | None = None
 
     @classmethod
     def of(
