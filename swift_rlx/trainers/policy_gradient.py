@@ -12,7 +12,7 @@ padding give the same advantages.
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -109,7 +109,7 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         batches = [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
         rollout = self._scored_rollout(len(samples), batches)
         advantages_nT = self.estimate_advantages(rollout)
-        loss_mask_nT = rollout.mask_nT & rollout.valid_N[rollout.rows, None]
+        loss_mask_nT = self.fresh_tokens(rollout.mask_nT) & rollout.valid_N[rollout.rows, None]
         if self.overlong_filter:
             loss_mask_nT &= ~torch.cat([batch.truncated_mask for batch in batches]).cpu()[:, None]
         device = self.accelerator.device
@@ -131,7 +131,7 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
 
         return Rollout(
             rewards_N=rewards,
-            valid_N=combined.valid_B & self.eval_rows_once(rewards.shape[0]),
+            valid_N=combined.valid_B & self.usable_rows(rewards.shape[0]),
             group_ids_N=torch.arange(rewards.shape[0]) // group_size,
             rows=slice(start, start + num_rows),
             mask_nT=stack_rows([batch.completion_mask for batch in batches]).bool().cpu(),
@@ -141,6 +141,20 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
             reduce_sum=self._sum_over_ranks,
             is_training=is_training,
         )
+
+    # --- what a pipeline knows of the rows; without one they were all made by the current weights --------------
+
+    def usable_rows(self, num_rows: int) -> torch.Tensor:
+        """[num_rows] bool, of all ranks: the rows that may train, or count in an evaluation."""
+        return self.eval_rows_once(num_rows)
+
+    def fresh_tokens(self, mask_nT: torch.Tensor) -> torch.Tensor:
+        """`mask_nT` without the tokens over the staleness bound."""
+        return mask_nT
+
+    def behavior_fields(self, index: int) -> dict[str, torch.Tensor]:
+        """Log-probs and staleness of this rank's `index`-th micro-batch, by the names of RLXBatch."""
+        return {}
 
     @staticmethod
     def _sum_over_ranks(vector: torch.Tensor) -> torch.Tensor:
@@ -163,8 +177,9 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         rows = zip(
             encoded_inputs, batches, split_rows(advantages_nT, masks), loss_masks, totals_M, strict=True
         )
-        for encoded, batch, advantages, loss_mask, total in rows:
-            encoded["grpo_batch"] = RLXBatch.of(batch, advantages, loss_mask, total)
+        for index, (encoded, batch, advantages, loss_mask, total) in enumerate(rows):
+            ready = RLXBatch.of(batch, advantages, loss_mask, total)
+            encoded["grpo_batch"] = replace(ready, **self.behavior_fields(index))
 
     def _count(self, loss_mask_BT: torch.Tensor) -> torch.Tensor:
         units = loss_mask_BT.any(1) if self.loss_unit == "row" else loss_mask_BT
