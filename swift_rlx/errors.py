@@ -11,6 +11,7 @@
     │   ├── BackendUnavailable  (ConnectionError)  the worker cannot serve now; worth a retry elsewhere
     │   │   └── WorkerDied                         its process is gone
     │   └── BackendRejected     (ValueError)       it refused this request; a retry would be refused too
+    ├── WeightMismatch   (RuntimeError)  a worker does not serve the weights that it was given
     ├── StalenessError   (RuntimeError)  a token is not of the policy version that it should be
     └── SchedulingError  (RuntimeError)  the scheduler broke one of its own laws: a bug
 
@@ -76,6 +77,10 @@ class WorkerDied(BackendUnavailable):
 
 class BackendRejected(BackendError, ValueError):
     """The backend refused this request, or answered it with a record that cannot be used; no retry helps."""
+
+
+class WeightMismatch(RlxError, RuntimeError):
+    """A worker does not serve the weights that it says it has taken; what it generates must not train."""
 
 
 class StalenessError(RlxError, RuntimeError):

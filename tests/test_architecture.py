@@ -23,8 +23,8 @@ MAX_FUNCTION_LINES = 60  # the aim is 40
 BOOTSTRAP = {"__init__", "__main__", "_boot", "_hooks", "_plugin"}
 ROWS = {
     **dict.fromkeys(["errors", "registry", "types", "clock", *BOOTSTRAP], 0),
-    **dict.fromkeys(["algorithms", "rewards", "backends"], 1),
-    **dict.fromkeys(["testing", "scheduler"], 2),
+    **dict.fromkeys(["algorithms", "rewards", "backends", "monitors"], 1),
+    **dict.fromkeys(["testing", "scheduler", "cluster"], 2),
     "simulation": 2.5,  # runs the scheduler on the fakes of testing
     **dict.fromkeys(["trainers", "integration"], 3),
     "cli": 4,
@@ -39,7 +39,13 @@ OUTSIDE: dict[str, set[str]] = {
     "types": {"numpy"},
     "clock": set(),
     **{part: {"numpy"} for part in ["backends", "scheduler", "simulation"]},
+    "cluster": {"numpy", "msgspec"},
+    "monitors": {"numpy", "msgspec"},
     "__main__": {"swift"},  # it stands in for ms-swift's own `swift.cli.rlhf`
+}
+ENGINE_FILES: dict[str, set[str]] = {  # they are imported in a worker process alone
+    "swift_rlx/backends/transformers_": {"numpy", "torch", "transformers", "peft", "safetensors"},
+    "swift_rlx/backends/vllm_": {"numpy", "torch", "safetensors", "vllm"},
 }
 MS_SWIFT = {"swift", "trl", "transformers", "peft", "accelerate", "datasets"}
 KNOWS_MS_SWIFT = {"trainers", "integration", "__main__"}
@@ -50,6 +56,9 @@ CATCHES_EVERYTHING = {
     "swift_rlx/registry.py": "a half-removed distribution must not hide the others",
     "swift_rlx/rewards/checked.py": "a reward function raises what it likes",
     "swift_rlx/scheduler/requests.py": "a rollout backend raises what it likes",
+    "swift_rlx/backends/transformers_decoder.py": "a model raises what it likes",
+    "swift_rlx/backends/transformers_engine.py": "a model and its files raise what they like",
+    "swift_rlx/cluster/host.py": "an engine raises what it likes",
     "swift_rlx/testing/reward_suite.py": "a reward under test raises what it likes",
     "swift_rlx/cli/probe.py": "a package that fails to import is a line of the doctor's report",
 }
@@ -124,10 +133,16 @@ def _layers(path: str, tree: ast.Module) -> Iterator[Finding]:
             together = any({part, other} <= group for group in TOGETHER)
             if part != other and not together and ROWS.get(other, 99) >= ROWS[part]:
                 yield "layers", line, f"{part} imports {name}"
+        elif top in _engine_packages(path):
+            continue
         elif top in MS_SWIFT and part not in KNOWS_MS_SWIFT:
             yield "layers", line, f"{part} imports {name}: only trainers and integration know ms-swift"
         elif top not in sys.stdlib_module_names and top not in OUTSIDE.get(part, {top}):
             yield "layers", line, f"{part} imports {name}"
+
+
+def _engine_packages(path: str) -> set[str]:
+    return next((found for start, found in ENGINE_FILES.items() if path.startswith(start)), set())
 
 
 def _broad_catches(path: str, tree: ast.Module) -> Iterator[Finding]:
@@ -196,6 +211,8 @@ PLANTED = [
     ("layers", "swift_rlx/scheduler/x.py", "import torch\n"),
     ("layers", "swift_rlx/scheduler/x.py", "from swift_rlx.testing import run_virtual\n"),
     ("layers", "swift_rlx/backends/x.py", "from swift_rlx.scheduler import RolloutConfig\n"),
+    ("layers", "swift_rlx/backends/x.py", "import transformers\n"),
+    ("layers", "swift_rlx/backends/transformers_x.py", "import trl\n"),
     ("layers", "swift_rlx/types.py", "from swift_rlx.backends import Backend\n"),
     ("layers", "swift_rlx/rewards/x.py", "if True:\n    import transformers.utils\n"),
     ("layers", "swift_rlx/cli/x.py", "from swift.arguments import RLHFArguments\n"),
@@ -229,6 +246,7 @@ def test_a_planted_violation_is_found(rule, path, source):
     [
         ("swift_rlx/algorithms/x.py", "import torch\nfrom ..errors import ConfigError\nfrom .kl import k1\n"),
         ("swift_rlx/rewards/x.py", "import math_verify\nfrom swift_rlx import __version__, registry\n"),
+        ("swift_rlx/backends/transformers_x.py", "import numpy, peft, torch, transformers\n"),
         ("swift_rlx/integration/x.py", "import swift\nfrom swift_rlx.trainers import rloo\n"),
         ("swift_rlx/integration/x.py", "from .. import _hooks\nfrom . import contract\n"),
         ("swift_rlx/cli/x.py", "from swift_rlx import RLOOTrainer\nprint(1)\n"),

@@ -1,0 +1,275 @@
+"""The program of a worker process: builds an engine, and does with it what the trainer asks.
+
+    python -m swift_rlx.cluster.host <descriptor of the channel> <name of the worker> <process id of the trainer>
+
+The engine is built in a thread, so that signs of life go out from the first moment. It is taken for lost, and the
+process ends, where building it raises, where one of its calls raises `WorkerDied`, and where its `health` does not
+return for the time after which the trainer would call a silent worker lost. The process does not outlive the
+trainer by more than `ORPHAN_S`, with a guardian or without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift_rlx.backends import BACKENDS, Engine, EngineFactory, EngineSpec, Health
+from swift_rlx.cluster.channel import Channel
+from swift_rlx.cluster.messages import (
+    BEAT_S,
+    TO_WORKER,
+    Abort,
+    Answer,
+    AskHealth,
+    AskLogprobs,
+    Beat,
+    Body,
+    Call,
+    Cancel,
+    Close,
+    Done,
+    Dying,
+    ErrorRecord,
+    Failed,
+    Generate,
+    Generated,
+    Logprobs,
+    Publish,
+    Ready,
+    Reply,
+    Serving,
+    Start,
+    ToWorker,
+)
+from swift_rlx.errors import BackendRejected, ConfigError, WorkerDied
+from swift_rlx.types import Completion
+
+ORPHAN_S = 3.0
+"""How long the guardian may take, before the worker ends itself after the trainer's end."""
+WATCH_S = 5.0
+"""Seconds between two questions of the host to its engine."""
+
+
+class Host:
+    """Serves one engine over one channel until the trainer closes it."""
+
+    def __init__(self, channel: Channel[ToWorker]) -> None:
+        self._channel = channel
+        self._doing = "starting"
+        self._engine: Engine
+        self._calls: dict[int, tuple[Body, asyncio.Task[None]]] = {}
+        self._side_tasks: set[asyncio.Task[None]] = set()
+        self._publishing = asyncio.Lock()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> int:
+        """The exit status."""
+        self._spawn(self._beat())
+        start = await self._channel.receive()
+        if not isinstance(start, Start):
+            return 1
+        sys.path[:] = start.sys_path
+        try:
+            self._engine = await asyncio.to_thread(self._load, start.spec)
+        except Exception as error:  # noqa: BLE001 (foreign code)
+            return await self._die(error)
+        self._channel.send(Ready(self._engine.capabilities, _note(start.spec)))
+        self._doing = ""
+        self._spawn(self._listen())
+        self._spawn(self._watch(start.silence_limit_s))
+        return await self._ended
+
+    def _load(self, spec: EngineSpec) -> Engine:
+        self._doing = f"importing the engine '{spec.name}'"
+        factory = engine_factory(spec.name)
+        self._doing = f"building the engine '{spec.name}' with {spec.model}"
+        return factory(spec)
+
+    async def _beat(self) -> None:
+        while True:
+            self._channel.send(Beat(self._doing))
+            await asyncio.sleep(BEAT_S)
+
+    async def _listen(self) -> None:
+        while (message := await self._channel.receive()) is not None:
+            if isinstance(message, Call):
+                task = asyncio.get_running_loop().create_task(self._serve(message))
+                self._calls[message.number] = (message.body, task)
+            elif isinstance(message, Cancel):
+                self._spawn(self._cancel(message.number))
+            elif isinstance(message, Abort):
+                self._spawn(self._abort(message.request_ids))
+        self._end(0)  # the trainer let go of us
+
+    async def _serve(self, call: Call) -> None:
+        try:
+            self._channel.send(Reply(call.number, await self._answer(call.body)))
+        except Exception as error:  # noqa: BLE001 (foreign code)
+            if not isinstance(error, BackendRejected):
+                traceback.print_exc()
+            self._channel.send(Failed(call.number, ErrorRecord.of(error)))
+            if isinstance(error, WorkerDied):
+                self._end(await self._die(error))
+        finally:
+            del self._calls[call.number]
+        if isinstance(call.body, Close):
+            self._end(0)
+
+    async def _answer(self, body: Body) -> Answer:
+        if isinstance(body, Generate):
+            return Generated(_as_arrays(await self._engine.generate(body.request)))
+        if isinstance(body, Publish):
+            async with self._publishing:
+                await self._engine.publish(body.version, body.files)
+            return Done()
+        if isinstance(body, AskHealth):
+            return Serving((await self._engine.health()).version)
+        if isinstance(body, AskLogprobs):
+            return Logprobs(np.asarray(await self._engine.logprobs(body.token_ids), np.float32))
+        await self._engine.close()
+        return Done()
+
+    async def _cancel(self, number: int) -> None:
+        """The trainer gave a request up. Publishing is not broken off: weights are applied or not."""
+        body, task = self._calls.get(number, (None, None))
+        if task is not None and isinstance(body, Generate):
+            await self._abort((body.request.request_id,))
+            task.cancel()
+
+    async def _abort(self, request_ids: tuple[str, ...]) -> None:
+        try:
+            await self._engine.abort(request_ids)
+        except Exception:  # noqa: BLE001 (foreign code; each request has a time limit of its own)
+            traceback.print_exc()
+
+    async def _watch(self, limit_s: float) -> None:
+        """Ask the engine how it is, while it is not busy with new weights."""
+        while True:
+            await asyncio.sleep(min(WATCH_S, limit_s / 2))
+            if self._publishing.locked():
+                continue
+            try:
+                await asyncio.wait_for(self._healthy_or_publishing(), limit_s)
+            except (TimeoutError, asyncio.TimeoutError):
+                error = WorkerDied(f"the engine did not say for {limit_s:g} s how it is")
+                return self._end(await self._die(error))
+            except WorkerDied as error:
+                return self._end(await self._die(error))
+            except Exception:  # noqa: BLE001 (foreign code; who asks it will hear the same)
+                traceback.print_exc()
+
+    async def _healthy_or_publishing(self) -> None:
+        asking: asyncio.Future[Health] = asyncio.ensure_future(self._engine.health())
+        try:
+            while not (await asyncio.wait({asking}, timeout=BEAT_S))[0]:
+                if self._publishing.locked():
+                    return
+            await asking
+        finally:
+            asking.cancel()
+
+    async def _die(self, error: BaseException) -> int:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        sys.stderr.write(text)
+        self._channel.send(Dying(ErrorRecord.of(error), text))
+        await self._channel.flush()
+        return 1
+
+    def _end(self, status: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(status)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_task_ended)
+
+    def _side_task_ended(self, task: asyncio.Task[None]) -> None:
+        self._side_tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            traceback.print_exception(error)
+            self._end(1)
+
+
+def engine_factory(name: str) -> EngineFactory:
+    """What builds the engine of this name: a registered one, or "module:function".
+
+    Raises `PluginError` for a name that nobody offers, `ConfigError` for a path that leads nowhere.
+    """
+    module, _, function = name.partition(":")
+    if not function:
+        factory: EngineFactory = BACKENDS.get(name)
+        return factory
+    try:
+        factory = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the rollout backend '{name}' is refused: {error}; use a registered name or 'module:function'"
+        ) from error
+    return factory
+
+
+def _as_arrays(completion: Completion) -> Completion:
+    """Lists and other integers do too, as long as they say the same."""
+    return replace(
+        completion,
+        token_ids=np.asarray(completion.token_ids, np.int32),
+        logprobs=np.asarray(completion.logprobs, np.float32),
+        policy_steps=np.asarray(completion.policy_steps, np.int32),
+    )
+
+
+def _note(spec: EngineSpec) -> str:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    devices = ", ".join(spec.devices) or "CPU"
+    return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MiB resident, devices: {devices}"
+
+
+def _watch_trainer(trainer: int) -> None:
+    """In a thread, which runs whatever the loop does: end this process group after the trainer's end."""
+
+    def wait() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            alive = os.pidfd_open(trainer)
+            if os.getppid() == trainer:
+                select.select([alive], [], [])
+        time.sleep(ORPHAN_S)
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="trainer-watch", daemon=True).start()
+
+
+async def _main(descriptor: int) -> int:
+    channel = await Channel.open(socket.socket(fileno=descriptor), TO_WORKER)
+    status = await Host(channel).run()
+    await channel.flush()
+    return status
+
+
+def main() -> None:
+    """The program."""
+    descriptor, trainer = int(sys.argv[1]), int(sys.argv[3])  # the name is for `ps`
+    os.set_inheritable(descriptor, False)
+    faulthandler.enable()
+    _watch_trainer(trainer)
+    sys.exit(asyncio.run(_main(descriptor)))
+
+
+if __name__ == "__main__":
+    main()
