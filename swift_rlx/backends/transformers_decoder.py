@@ -1,0 +1,242 @@
+"""The thread that owns a transformers model: it decodes answers token by token and obeys between two tokens.
+
+    event loop                                   decoding thread
+    submit, abort, call  -- queue of calls -->   obey -> begin what waits -> one token for every batch -> again
+    future of a request  <-- call_soon ------    an answer has ended
+
+All requests that wait at a token boundary begin together: each distinct prompt goes through the model once, its
+rows are then doubled for the members of its group and join the running batch where their caches allow it. New
+weights send every answer in flight back to those that wait, with the tokens that it has: it begins again from
+these, under the new weights.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from swift_rlx.backends.transformers_answer import Answer
+from swift_rlx.backends.transformers_batch import MAX_PADDING, PER_TOKEN, TokenBatch
+from swift_rlx.backends.transformers_sampling import draw_rows
+from swift_rlx.errors import BackendError, BackendUnavailable
+from swift_rlx.registry import one_line
+from swift_rlx.types import FinishReason, PolicyVersion
+
+GATHER_S = 0.002
+"""How long an idle thread waits for more requests to begin with the first: a group arrives one by one."""
+MAX_PREFILL_TOKENS = 16_384
+"""Of a forward over several prompts, padding included: bounds the memory that it takes."""
+
+
+@dataclass(eq=False)
+class _Wave:
+    """Answers in the order of the rows of their batch."""
+
+    batch: TokenBatch
+    answers: list[Answer]
+
+
+class Decoder:
+    """Decodes with `model` in a thread of its own; `version` is that of the weights in it.
+
+    `on_fault(error)` is called from the thread should it ever end by an error.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        version: PolicyVersion,
+        *,
+        max_inflight: int,
+        on_fault: Callable[[BackendError], None],
+    ) -> None:
+        self.version = version
+        self._model = model
+        self._max_inflight = max_inflight
+        self._on_fault = on_fault
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: list[Answer] = []
+        self._waves: list[_Wave] = []
+        probe = TokenBatch(model, [[0]])
+        probe.forward()
+        self._takes_padding, self._can_select = probe.takes_padding, probe.can_select
+        self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Let the thread run `function`, which must not raise, before the next token."""
+        self._calls.put(function)
+
+    def close(self) -> None:
+        """End the thread after the token that it is at, and wait for that. Answers in flight fail."""
+        self._calls.put(None)
+        self._thread.join()
+
+    # What follows runs in the thread, the next four from functions given to `call`.
+
+    def submit(self, answer: Answer) -> None:
+        """Begin an answer as soon as there is room."""
+        self._waiting.append(answer)
+
+    def abort(self, request_ids: Collection[str]) -> None:
+        """End these answers with the tokens that they have."""
+        for answer in self._answers():
+            if answer.request.request_id in request_ids:
+                answer.end(FinishReason.ABORT, time.monotonic())
+        self._clear()
+
+    def restart(self, version: PolicyVersion) -> None:
+        """After a change of the weights: go on with all answers from the tokens that they have."""
+        self.version = version
+        self._waiting, self._waves = self._answers(), []
+
+    def fail_all(self, why: str) -> None:
+        """Give up all answers."""
+        for answer in self._answers():
+            answer.fail(BackendUnavailable(why))
+        self._waiting, self._waves = [], []
+
+    def _answers(self) -> list[Answer]:
+        running = [answer for wave in self._waves for answer in wave.answers if not answer.is_over]
+        return running + [answer for answer in self._waiting if not answer.is_over]
+
+    def _run(self) -> None:
+        error = BackendUnavailable("the decoder is closed")
+        try:
+            while self._obey():
+                self._begin()
+                for wave in list(self._waves):
+                    self._guard(wave.answers, partial(self._step, wave))
+                self._clear()
+        except BaseException as fault:
+            error = BackendUnavailable(f"the decoder has ended by {one_line(fault)}; restart the worker")
+            raise
+        finally:
+            self.fail_all(str(error))
+            self._on_fault(error)
+
+    def _obey(self) -> bool:
+        """Run the calls that have come; without work, wait for one. False: the end."""
+        while True:
+            try:
+                if self._waves or len(self._waiting) >= self._max_inflight:
+                    call = self._calls.get_nowait()
+                else:
+                    call = self._calls.get(timeout=GATHER_S if self._waiting else None)
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            call()
+
+    def _begin(self) -> None:
+        room = self._max_inflight - sum(len(wave.answers) for wave in self._waves)
+        new, self._waiting = self._waiting[:room], self._waiting[room:]
+        for prompts in self._prefills(new):
+            answers = [answer for group in prompts for answer in group]
+            self._guard(answers, partial(self._prefill, prompts))
+
+    def _prefills(self, answers: list[Answer]) -> list[list[list[Answer]]]:
+        """Forwards to be made, each a list of distinct prompts, each a list of the answers that go on from it."""
+        by_prompt: dict[object, list[Answer]] = {}
+        for number, answer in enumerate(answers):
+            by_prompt.setdefault(answer.key if self._can_select else number, []).append(answer)
+        forwards: list[list[list[Answer]]] = []
+        tokens = 0
+        for group in sorted(by_prompt.values(), key=lambda group: len(group[0].sequence)):
+            length, alone = len(group[0].sequence), bool(group[0].request.prompt.model_inputs)
+            last = forwards[-1] if forwards and not alone else None
+            if last is not None and not self._may_join(last, tokens, length):
+                last = None
+            if last is None:
+                forwards.append([group])
+                tokens = length
+            else:
+                last.append(group)
+                tokens += length
+        return forwards
+
+    def _may_join(self, prompts: list[list[Answer]], tokens: int, length: int) -> bool:
+        """Whether a prompt of that length can go with these, shorter ones of so many tokens."""
+        if prompts[0][0].request.prompt.model_inputs:
+            return False
+        if not self._takes_padding and len(prompts[0][0].sequence) != length:
+            return False
+        cells = length * (len(prompts) + 1)
+        return cells <= MAX_PREFILL_TOKENS and cells <= MAX_PADDING * (tokens + length)
+
+    def _prefill(self, prompts: list[list[Answer]]) -> None:
+        """First forward of these answers and their first token; then into a running batch, or a new one."""
+        now = time.monotonic()
+        answers = [answer for group in prompts for answer in group]
+        for answer in answers:
+            answer.start_s = answer.start_s or now
+        first = prompts[0][0]
+        batch = TokenBatch(self._model, [group[0].sequence for group in prompts], self._inputs(first))
+        logits = batch.forward()
+        if len(answers) > len(prompts):
+            rows = [row for row, group in enumerate(prompts) for _ in group]
+            batch.select(rows)
+            logits = logits[rows]
+        wave = _Wave(batch, answers)
+        self._draw(wave, logits)
+        for other in self._waves:
+            if other.batch.take_over(batch):
+                other.answers += answers
+                return
+        self._waves.append(wave)
+
+    def _inputs(self, answer: Answer) -> dict[str, torch.Tensor]:
+        """Images and the like of its prompt, on the model's device and of its float type."""
+        inputs = {}
+        for name, array in answer.request.prompt.model_inputs.items():
+            tensor = torch.tensor(array, device=self._model.device)
+            if tensor.is_floating_point():
+                tensor = tensor.to(self._model.dtype)
+            if name in PER_TOKEN:  # an answer that goes on has more tokens: of the kind of the last one
+                tensor = tensor[None] if tensor.dim() == 1 else tensor
+                tensor = torch.cat([tensor, *[tensor[:, -1:]] * len(answer.tokens)], dim=1)
+            inputs[name] = tensor
+        return inputs
+
+    def _step(self, wave: _Wave) -> None:
+        self._draw(wave, wave.batch.forward())
+
+    def _draw(self, wave: _Wave, logits: torch.Tensor) -> None:
+        """The next token of every row."""
+        filters = [answer.filters for answer in wave.answers]
+        uniforms = [answer.chance.random() for answer in wave.answers]
+        tokens, logprobs = draw_rows(logits, wave.batch.ids, filters, uniforms)
+        wave.batch.append(tokens)
+        drawn, now = zip(tokens.tolist(), logprobs.tolist(), strict=True), time.monotonic()
+        for answer, (token, logprob) in zip(wave.answers, drawn, strict=True):
+            if not answer.is_over:
+                answer.add(token, logprob, self.version, now)
+
+    def _clear(self) -> None:
+        """Take answers that are over out of their batches; where a cache cannot let go of a row, it rides along."""
+        for wave in self._waves:
+            keep = [row for row, answer in enumerate(wave.answers) if not answer.is_over]
+            if not keep:
+                wave.answers = []
+            elif len(keep) < len(wave.answers) and wave.batch.can_select:
+                wave.batch.select(keep)
+                wave.answers = [wave.answers[row] for row in keep]
+        self._waves = [wave for wave in self._waves if wave.answers]
+        self._waiting = [answer for answer in self._waiting if not answer.is_over]
+
+    def _guard(self, answers: list[Answer], work: Callable[[], None]) -> None:
+        """Do the work of a batch; a fault of the model ends its answers and no others."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - a model raises what it likes
+            for answer in answers:
+                if not answer.is_over:
+                    answer.fail(BackendUnavailable(f"the model failed with {one_line(error)}"))
