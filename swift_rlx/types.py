@@ -49,6 +49,8 @@ class DropReason(enum.Enum):
 
     TOO_FEW_ANSWERS = "too few answers"
     TOO_FEW_SCORED = "too few scored"
+    NO_SPREAD = "no spread"
+    """All of its rewards are the same, and the scorer rejects such groups."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

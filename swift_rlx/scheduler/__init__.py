@@ -1,14 +1,21 @@
 """The rollout scheduler: keeps generation, scoring and training busy under a strict staleness bound."""
 
 from swift_rlx.scheduler.config import RolloutConfig, StaleTokens, TrainOrder
+from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome
 from swift_rlx.scheduler.prompts import IterableSource, PromptFeed, completion_seed, epoch_order
 from swift_rlx.scheduler.scheduler import RolloutScheduler, Statistics
+from swift_rlx.scheduler.scoring import GroupRejected
+from swift_rlx.scheduler.threaded import RolloutThread
 
 __all__ = [
+    "GroupEnd",
+    "GroupOutcome",
+    "GroupRejected",
     "IterableSource",
     "PromptFeed",
     "RolloutConfig",
     "RolloutScheduler",
+    "RolloutThread",
     "StaleTokens",
     "Statistics",
     "TrainOrder",

@@ -1,18 +1,21 @@
 """How many groups may be admitted: the arithmetic that makes the staleness bound hold.
 
-Laws, with b = batches_ahead and B = batch_groups:
+Laws, with B = batch_groups, m = batches_per_step, and b = max_staleness // steps_per_batch:
 
 1. A group is charged when it is admitted. Its charge ends when it is dropped, or when weights that were trained on
    it are live on the workers (not when it is picked up): no slot is given away while the weights that would
    fill it are older than those of the trainer.
-2. At most (b + 1) B groups are charged. So at most b B groups wait beside the batch in training, and a group
-   that finishes under version v can be picked at one of the b pick-ups that the bound allows it.
+2. At most (b + 1) m B groups are charged. A step with pick-ups takes m B of them, and what was picked before the
+   weights that are live is no longer among them; so a group that begins under live weights can be picked at one
+   of the (b + 1) m pick-ups that the bound allows it. Weights that are published in the middle of a batch
+   (steps_per_batch > 1) only make a group younger: the batch in training keeps its charge until its last step.
 3. admitted - dropped never exceeds max_batches * B: nothing is generated that will not be trained.
 
 Shaping. The bound is a limit, not an aim: answers that wait in the buffer only grow old. Between two pick-ups the
 trainer needs B ready groups, and some answers need longer than one step; so besides the batch in training, B groups
 plus as many as are usually unfinished at a pick-up (a running mean) plus a margin are enough. The
-margin grows by B/8 whenever the trainer had to wait and shrinks slowly otherwise.
+margin grows by B/8 whenever the trainer had to wait and shrinks slowly otherwise. At max_staleness 0 nothing can grow
+old, and nothing is shaped.
 """
 
 from __future__ import annotations
@@ -52,14 +55,24 @@ class Capacity:
         """Groups admitted and neither dropped nor picked up."""
         return self.admitted - self.dropped - self.picked
 
+    @property
+    def is_full(self) -> bool:
+        """Whether only weights that go live, or a drop, can make room."""
+        return self.charged >= self._config.places
+
+    def picks_left(self, step: int) -> int:
+        """Pick-ups of this optimizer step that follow the next one."""
+        made = sum(when == step + self._config.steps_per_batch for when, _ in self._picks)
+        return max(self._config.batches_per_step - 1 - made, 0)
+
     def room(self) -> int:
         """How many groups may be admitted now."""
         config = self._config
-        room = (config.batches_ahead + 1) * config.batch_groups - self.charged
+        room = config.places - self.charged
         if config.max_batches is not None:
             left = config.max_batches * config.batch_groups - (self.admitted - self.dropped)
             room = min(room, left)
-        if config.shape_capacity:
+        if config.shape_capacity and config.max_staleness:
             room = min(room, self._shaped() - self.waiting)
         return max(room, 0)
 
@@ -79,9 +92,8 @@ class Capacity:
         self.picked += groups
         self._picks.append((step + self._config.steps_per_batch, groups))
         self._unfinished += MEAN_WEIGHT * (unfinished - self._unfinished)
-        full = (self._config.batches_ahead + 1) * self._config.batch_groups
-        step_up = self._config.batch_groups / 8
-        self._margin = min(self._margin + step_up, full) if waited else self._margin * MARGIN_DECAY
+        wider = min(self._margin + self._config.batch_groups / 8, self._config.places)
+        self._margin = wider if waited else self._margin * MARGIN_DECAY
 
     def live(self, step: int) -> None:
         """Weights of this optimizer step are live: what they were trained on gives up its place."""

@@ -42,6 +42,8 @@ class RolloutConfig:
     """Optimizer steps: strict bound for every trained token, when its batch is picked up."""
     steps_per_batch: int = 1
     """Optimizer steps that the trainer makes with a generation batch."""
+    batches_per_step: int = 1
+    """Generation batches that the trainer picks up for one optimizer step; above 1 only with `steps_per_batch` 1."""
     max_batches: int | None = None
     """Generation batches that will be trained; nothing is admitted past them."""
     max_inflight: int = 32
@@ -79,6 +81,7 @@ class RolloutConfig:
             "min_members": 1,
             "max_staleness": 0,
             "steps_per_batch": 1,
+            "batches_per_step": 1,
             "max_inflight": 1,
             "retries": 0,
             "score_concurrency": 1,
@@ -86,6 +89,11 @@ class RolloutConfig:
         for name, least in at_least.items():
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} {value} is refused: it must be at least {least}")
+        if self.steps_per_batch > 1 and self.batches_per_step > 1:
+            raise ConfigError(
+                f"steps_per_batch {self.steps_per_batch} with batches_per_step {self.batches_per_step} is refused:"
+                " at most one of them may exceed 1"
+            )
         if self.min_members > self.group_size:
             raise ConfigError(
                 f"min_members {self.min_members} is refused: it exceeds group_size {self.group_size};"
@@ -106,6 +114,10 @@ class RolloutConfig:
                 raise ConfigError(f"{name} {seconds:g} is refused: it must be above 0")
 
     @property
-    def batches_ahead(self) -> int:
-        """Whole generation batches that fit into the bound: `max_staleness // steps_per_batch`."""
-        return self.max_staleness // self.steps_per_batch
+    def places(self) -> int:
+        """Groups that may be admitted whose weights are not live yet: those of the pick-ups within the bound."""
+        return (self.max_staleness // self.steps_per_batch + 1) * self.batches_per_step * self.batch_groups
+
+    def level(self, deadline: int, step: int) -> int:
+        """How many steps with a pick-up come after `step`, up to `deadline`; negative past it."""
+        return (deadline - step) // self.steps_per_batch

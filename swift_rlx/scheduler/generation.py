@@ -32,6 +32,7 @@ class Generation:
         self._chance = chance
         self._retry = RetryPolicy(state.config.retries, state.config.request_timeout_s)
         self._waiting: tuple[deque[Job], deque[Job]] = (deque(), deque())  # long ones, others
+        self._again: list[tuple[int, OpenGroup]] = []  # (optimizer step that has to be live, group)
         self._inflight: dict[str, tuple[Job, Worker]] = {}
         self._mean_tokens = float(state.config.sampling.max_tokens)
 
@@ -43,13 +44,17 @@ class Generation:
             self._enqueue(state.book.admit(prompt, state.capacity.admit()))
         if state.has_admitted_all and not had_all:
             state.events.train.set()
+        for step, group in self._again:
+            if step <= state.live.step:
+                self._enqueue(group)
+        self._again = [one for one in self._again if one[0] > state.live.step]
         for line in self._waiting:
             self._send(line)
 
     def regenerate(self, group: OpenGroup) -> None:
-        """All of a group was over age: make it again."""
+        """All of a group was over age: make it again, once the trainer's weights of now are live."""
         self._state.book.restart(group)
-        self._enqueue(group)
+        self._again.append((self._state.version.step, group))
         self._state.events.generate.set()
 
     def cut(self, worker: Worker) -> None:
@@ -197,7 +202,7 @@ class Generation:
         if not group.has_ended_generating:
             return
         if group.is_hopeless:
-            state.drop(group, DropReason.TOO_FEW_ANSWERS)
+            state.drop(group, group.record(), DropReason.TOO_FEW_ANSWERS)
             return
         state.book.scoring(group)
         state.to_score.append(group)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swift_rlx.errors import SchedulingError
-from swift_rlx.types import Completion, DropReason, Prompt
+from swift_rlx.types import Completion, DropReason, Prompt, Score, Trajectory, TrajectoryGroup
 
 
 class GroupState(enum.Enum):
@@ -63,6 +63,27 @@ class OpenGroup:
     def is_hopeless(self) -> bool:
         """Whether too many members failed."""
         return self.size - len(self.failed) < self.min_members
+
+    def record(self, scores: Mapping[int, Score] | None = None, scored_s: float = 0.0) -> TrajectoryGroup:
+        """What it has now; `scores` by member, the others are unscored."""
+        scores = scores or {}
+        return TrajectoryGroup(
+            prompt=self.prompt,
+            order=self.order,
+            members=tuple(
+                Trajectory(
+                    prompt=self.prompt,
+                    member=member,
+                    completion=self.completions[member],
+                    score=scores.get(member, Score(None)),
+                    scored_s=scored_s,
+                    attempts=self.attempts[member],
+                )
+                for member in sorted(self.completions)
+            ),
+            failed=len(self.failed),
+            rounds=self.rounds,
+        )
 
 
 class GroupBook:

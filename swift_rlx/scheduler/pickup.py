@@ -1,13 +1,16 @@
 """The train stage's side of the scheduler: what the trainer picks up, and when it has to wait.
 
-A group that is over age as a whole is generated again, once: from then on the trainer does not take the step that
-would make it over age a second time, but waits for it. So no prompt is lost to the bound, and none is made for ever.
+A group that is over age as a whole is generated again, once, under weights at least as new as the trainer's were
+then: from then on the trainer does not take a batch after which the pick-ups up to its deadline could not hold
+it, but waits for it. So no prompt is lost to the bound, and none is made for ever.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from swift_rlx.errors import SchedulingError
+from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupState
 from swift_rlx.scheduler.ready import hand_over
@@ -29,13 +32,17 @@ class PickUp:
         count = state.config.batch_groups
         if state.has_admitted_all and state.book.oldest_not_ready() is None:
             count = min(count, len(state.ready))
-        if not count or state.ready.available(state.book.oldest_not_ready()) < count or self._must_wait(step):
+        picks_left, awaited = state.capacity.picks_left(step), self._awaited()
+        available = state.ready.available(state.book.oldest_not_ready())
+        if not count or available < count or self._must_wait(step, picks_left, awaited):
+            self._check_progress(step)
             return None
-        picked = state.ready.pick(step, count)
+        picked = state.ready.pick(step, count, picks_left, awaited)
         groups = tuple(hand_over(ready, step, state.config) for ready in picked)
         for group in groups:
             self._settle(group, step)
-            state.on_end(state.book.train(group.group.order), group.group)
+            state.book.train(group.group.order)
+            state.on_end(GroupEnd(group.group, GroupOutcome.TRAINED))
         unfinished = sum(one.state is not GroupState.READY for one in state.book)
         state.capacity.pick(len(groups), step, unfinished, waited)
         state.events.generate.set()
@@ -51,18 +58,42 @@ class PickUp:
         for ready in state.ready.take_expired(step):
             tokens = sum(member.completion.num_tokens for member in ready.group.members)
             state.ledger.settle(Fate.OVER_AGE, tokens)
+            state.on_end(GroupEnd(ready.group, GroupOutcome.OVER_AGE))
             self._generation.regenerate(state.book.get(ready.group.order))
 
-    def _must_wait(self, step: int) -> bool:
-        """Whether this pick-up would make a group over age that was so once already."""
-        config = self._state.config
-        return any(
-            group.rounds > 1
-            and group.state is not GroupState.READY
-            and group.start_step is not None
-            and group.start_step + config.max_staleness < step + config.steps_per_batch
+    def _awaited(self) -> list[int]:
+        """Earliest deadlines of the groups that are being made again, in order."""
+        bound = self._state.config.max_staleness
+        return sorted(
+            group.start_step + bound
             for group in self._state.book
+            if group.rounds > 1 and group.state is not GroupState.READY and group.start_step is not None
         )
+
+    def _must_wait(self, step: int, picks_left: int, awaited: list[int]) -> bool:
+        """Whether this pick-up would leave too few for the groups that are being made again."""
+        config = self._state.config
+        for number, deadline in enumerate(awaited, start=1):
+            level = config.level(deadline, step)
+            later = picks_left + level * config.batches_per_step if level >= 0 else 0
+            if number > later * config.batch_groups:
+                return True
+        return False
+
+    def _check_progress(self, step: int) -> None:
+        """Raise `SchedulingError` where only weights that the trainer has not published could help it."""
+        state, config = self._state, self._state.config
+        if (
+            state.live == state.version
+            and state.capacity.is_full
+            and len(state.book) < config.batch_groups
+            and not state.has_admitted_all
+        ):
+            raise SchedulingError(
+                f"the trainer asks for another batch at optimizer step {step} without publishing weights: with"
+                f" batches_per_step {config.batches_per_step} and steps_per_batch {config.steps_per_batch},"
+                f" max_staleness {config.max_staleness} admits no more; publish after every optimizer step"
+            )
 
     def _settle(self, group: TrainGroup, step: int) -> None:
         ledger = self._state.ledger

@@ -41,8 +41,13 @@ class PromptFeed:
         self._waiting.extend(prompts)
         self._changed()
 
+    def replace(self, prompt: Prompt) -> None:
+        """Add a prompt in the place of a group that was dropped; also after the end, from `on_end` of that group."""
+        self._waiting.append(prompt)
+        self._changed()
+
     def close(self) -> None:
-        """No prompt will be added any more."""
+        """No prompt will be added any more but by `replace`."""
         self._is_closed = True
         self._changed()
 

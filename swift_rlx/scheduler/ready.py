@@ -7,12 +7,13 @@ A group keeps until its deadline: the last optimizer step at which it can be pic
 
 By `completion` the trainer gets the groups that would lose most tokens by waiting for the next pick-up, the
 rest in the order of completion, as far as the deadlines allow: after the choice, no more groups may be due within
-the next j pick-ups than those can take. By `admission` it gets the groups admitted first, and waits for them.
+the next j pick-ups than those can take; groups that are being made again count with their deadlines before they
+are ready. By `admission` it gets the groups admitted first, and waits for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,24 +104,34 @@ class ReadyBuffer:
             return len(self._groups)
         return sum(order < oldest_open for order in self._groups)
 
-    def pick(self, step: int, count: int) -> list[ReadyGroup]:
-        """Remove and return `count` groups for the pick-up at `step`."""
+    def pick(
+        self, step: int, count: int, picks_left: int = 0, awaited: Sequence[int] = ()
+    ) -> list[ReadyGroup]:
+        """Remove and return `count` groups for the pick-up at `step`.
+
+        `picks_left`: further pick-ups of the same step. `awaited`: deadlines of groups that are not ready and must
+        find a place at one of the next pick-ups.
+        """
         if self._config.train_order is TrainOrder.ADMISSION:
             chosen = sorted(self._groups)[:count]
         else:
-            chosen = [ready.group.order for ready in self._most_urgent(step, count)]
+            chosen = [ready.group.order for ready in self._most_urgent(step, count, picks_left, awaited)]
         return [self._groups.pop(order) for order in chosen]
 
-    def _most_urgent(self, step: int, count: int) -> list[ReadyGroup]:
+    def _most_urgent(
+        self, step: int, count: int, picks_left: int, awaited: Sequence[int]
+    ) -> list[ReadyGroup]:
         config = self._config
         first, past = step - config.max_staleness, step - config.max_staleness + config.steps_per_batch
         line = sorted(self._groups.values(), key=lambda ready: -ready.losing(first, past))
+        again_first = sorted(line, key=lambda ready: ready.group.rounds == 1)
         chosen: dict[int, ReadyGroup] = {}
-        for level in range(config.batches_ahead + 1):
-            due = [ready for ready in line if (ready.deadline - step) // config.steps_per_batch <= level]
+        for level in range(config.max_staleness // config.steps_per_batch + 1):
+            due = [ready for ready in again_first if config.level(ready.deadline, step) <= level]
+            awaits = sum(config.level(deadline, step) <= level for deadline in awaited)
             already = sum(ready.group.order in chosen for ready in due)
-            needed = len(due) - level * count
-            _fill(chosen, due, already, min(needed, count - len(chosen) + already))
+            later = (picks_left + level * config.batches_per_step) * config.batch_groups
+            _fill(chosen, due, already, min(len(due) + awaits - later, count - len(chosen) + already))
         _fill(chosen, line, len(chosen), count)
         return list(chosen.values())
 

@@ -25,6 +25,7 @@ from swift_rlx.clock import Clock, LoopClock
 from swift_rlx.errors import BackendTimeout, ConfigError, SchedulingError, StalenessError
 from swift_rlx.scheduler.capacity import Capacity
 from swift_rlx.scheduler.config import RolloutConfig
+from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupBook, GroupState
 from swift_rlx.scheduler.ledger import TokenLedger
@@ -37,7 +38,7 @@ from swift_rlx.scheduler.recovery import Recovery, served_version
 from swift_rlx.scheduler.requests import within
 from swift_rlx.scheduler.routing import Router, Worker
 from swift_rlx.scheduler.scoring import Scoring
-from swift_rlx.scheduler.state import Events, OnEnd, RunState, Scorer
+from swift_rlx.scheduler.state import Events, RunState, Scorer
 from swift_rlx.scheduler.tasks import Supervisor
 from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt, TrainBatch
 
@@ -68,7 +69,7 @@ class Statistics:
 class RolloutScheduler:
     """Turns prompts into scored groups of completions under a strict staleness bound.
 
-    `version`: of the weights that the backends serve at the start. `on_end`: called once for each group that ends.
+    `version`: of the weights that the backends serve at the start. `on_end`: told of each group that ends.
     Raises `ConfigError` for backends that do not fit together. To be used from one asyncio loop.
     """
 
@@ -81,7 +82,7 @@ class RolloutScheduler:
         *,
         clock: Clock | None = None,
         version: PolicyVersion | None = None,
-        on_end: OnEnd = lambda group, trajectories: None,
+        on_end: OnEnd = lambda end: None,
     ) -> None:
         _check_names([backend.name for backend in backends])
         self.weight_update: WeightUpdate = resolve_weight_update(config.weight_update, backends)
@@ -171,16 +172,16 @@ class RolloutScheduler:
             if limit is not None:
                 limit.cancel()
 
-    def publish(self, payload: object, steps: int | None = None) -> PolicyVersion:
-        """The trainer has made `steps` optimizer steps (default: those of a batch); offer its weights.
+    def publish(self, payload: object, steps: int = 1) -> PolicyVersion:
+        """The trainer has made `steps` optimizer steps since the last call; offer its weights.
 
-        Returns their version at once. The payload must stay as it is until `published` returns for it or a later one.
+        Weights may be published in the middle of a generation batch. Returns their version at once. The payload
+        must stay as it is until `published` returns for it or a later one.
         """
         state = self._state
-        made = state.config.steps_per_batch if steps is None else steps
-        if made < 1:
-            raise SchedulingError(f"weights after {made} optimizer steps cannot be published")
-        state.version = PolicyVersion(state.version.incarnation, state.version.step + made)
+        if steps < 1:
+            raise SchedulingError(f"weights after {steps} optimizer steps cannot be published")
+        state.version = PolicyVersion(state.version.incarnation, state.version.step + steps)
         state.payload = payload
         state.events.publish.set()
         return state.version
@@ -203,8 +204,10 @@ class RolloutScheduler:
         self._generation.cut_all()
         await self._wait_for_requests()
         await state.supervisor.stop_tasks()
+        scored = {ready.group.order: ready.group for ready in state.ready.groups()}
         for group in state.book.carry_over():
-            state.on_end(group, None)
+            record = scored.get(group.order) or group.record()
+            state.on_end(GroupEnd(record, GroupOutcome.CARRIED))
         grace_s = state.config.abort_grace_s
         closing = [
             within(grace_s, worker.backend.close(), f"worker '{worker.name}' to close")

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from swift_rlx.errors import RewardError
 from swift_rlx.scheduler.groups import OpenGroup
 from swift_rlx.scheduler.ready import make_ready, trainable
 from swift_rlx.scheduler.state import RunState, Scorer
-from swift_rlx.types import DropReason, Score, Trajectory, TrajectoryGroup
+from swift_rlx.types import DropReason, Score
+
+
+class GroupRejected(Exception):
+    """Raised by a scorer that does not want a group to train, as dynamic sampling does with one without spread.
+
+    The group ends as dropped for `reason`, with its `scores`, one for each completion; its place goes to another
+    prompt.
+    """
+
+    def __init__(self, reason: DropReason, scores: Sequence[Score], detail: str = "") -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.scores = scores
 
 
 class Scoring:
@@ -24,43 +39,31 @@ class Scoring:
             self.running += 1
             state.supervisor.spawn(self._run(state.to_score.popleft()))
 
-    async def _run(self, open_group: OpenGroup) -> None:
-        members = sorted(open_group.completions)
-        completions = [open_group.completions[member] for member in members]
+    async def _run(self, group: OpenGroup) -> None:
+        state, members = self._state, sorted(group.completions)
+        completions = [group.completions[member] for member in members]
         try:
-            scores = await self._score(open_group.prompt, completions)
+            scores = await self._score(group.prompt, completions)
+        except GroupRejected as rejected:
+            record = group.record(_by_member(group, members, rejected.scores), state.clock.now())
+            state.drop(group, record, rejected.reason, str(rejected))
+            return
         finally:
             self.running -= 1
-            self._state.events.score.set()
-        if len(scores) != len(completions):
-            raise RewardError(
-                f"the scorer returned {len(scores)} scores for {len(completions)} completions of prompt"
-                f" {open_group.prompt.key}; it has to return one for each"
-            )
-        self._finish(open_group, members, list(scores))
-
-    def _finish(self, open_group: OpenGroup, members: list[int], scores: list[Score]) -> None:
-        state, now = self._state, self._state.clock.now()
-        group = TrajectoryGroup(
-            prompt=open_group.prompt,
-            order=open_group.order,
-            members=tuple(
-                Trajectory(
-                    prompt=open_group.prompt,
-                    member=member,
-                    completion=open_group.completions[member],
-                    score=score,
-                    scored_s=now,
-                    attempts=open_group.attempts[member],
-                )
-                for member, score in zip(members, scores, strict=True)
-            ),
-            failed=len(open_group.failed),
-            rounds=open_group.rounds,
-        )
-        if len(trainable(group)) < state.config.min_members:
-            state.drop(open_group, DropReason.TOO_FEW_SCORED)
+            state.events.score.set()
+        record = group.record(_by_member(group, members, scores), state.clock.now())
+        if len(trainable(record)) < state.config.min_members:
+            state.drop(group, record, DropReason.TOO_FEW_SCORED)
             return
-        state.book.ready(open_group)
-        state.ready.add(make_ready(group, state.config))
+        state.book.ready(group)
+        state.ready.add(make_ready(record, state.config))
         state.events.train.set()
+
+
+def _by_member(group: OpenGroup, members: Sequence[int], scores: Sequence[Score]) -> dict[int, Score]:
+    if len(scores) != len(members):
+        raise RewardError(
+            f"the scorer returned {len(scores)} scores for {len(members)} completions of prompt"
+            f" {group.prompt.key}; it has to return one for each"
+        )
+    return dict(zip(members, scores, strict=True))

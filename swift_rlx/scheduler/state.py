@@ -15,6 +15,7 @@ from swift_rlx.clock import Clock
 from swift_rlx.errors import StalenessError
 from swift_rlx.scheduler.capacity import Capacity
 from swift_rlx.scheduler.config import RolloutConfig
+from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.groups import GroupBook, OpenGroup
 from swift_rlx.scheduler.ledger import TokenLedger
 from swift_rlx.scheduler.prompts import PromptSource
@@ -25,9 +26,6 @@ from swift_rlx.types import Completion, DropReason, Fate, PolicyVersion, Prompt,
 
 Scorer = Callable[[Prompt, Sequence[Completion]], Awaitable[Sequence[Score]]]
 """Scores the completions of one group, one score each, in their order."""
-
-OnEnd = Callable[[OpenGroup, TrajectoryGroup | None], None]
-"""Called once for every group that ends; with its trajectories where it was trained."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,12 +75,12 @@ class RunState:
     """Failed attempts by kind of error."""
     is_closing: bool = False
 
-    def drop(self, group: OpenGroup, reason: DropReason) -> None:
+    def drop(self, group: OpenGroup, record: TrajectoryGroup, reason: DropReason, detail: str = "") -> None:
         """A group ends without training; its tokens are settled and its place is given to another prompt."""
         self.ledger.settle(Fate.FAILED, sum(one.num_tokens for one in group.completions.values()))
         self.book.drop(group, reason)
         self.capacity.drop()
-        self.on_end(group, None)
+        self.on_end(GroupEnd(record, GroupOutcome.DROPPED, reason, detail))
         self.events.generate.set()
         self.events.train.set()
 

@@ -11,7 +11,7 @@ from small_run import settings, train
 
 from swift_rlx.backends import WeightUpdate
 from swift_rlx.errors import BackendTimeout, ConfigError, SchedulingError, StalenessError
-from swift_rlx.scheduler import IterableSource, PromptFeed, RolloutScheduler
+from swift_rlx.scheduler import GroupOutcome, IterableSource, PromptFeed, RolloutScheduler
 from swift_rlx.testing.fake_backend import ConstantLatency, FakeBackend, FakeScript
 from swift_rlx.testing.virtual_clock import run_virtual
 from swift_rlx.types import Fate, PolicyVersion, Score
@@ -184,8 +184,9 @@ def test_an_early_end_carries_over_what_was_not_trained():
     seen = train(settings(), count=20, steps=2)
     stats = seen.stats
     assert (stats.trained, stats.carried, stats.open, stats.admitted) == (4, 4, 0, 8)
-    assert sorted(index for index, _ in seen.ends) == list(range(8))
-    assert sorted(index for index, is_trained in seen.ends if is_trained) == sorted(seen.indices)
+    assert sorted(end.group.prompt.index for end in seen.ends) == list(range(8))
+    trained = [end.group.prompt.index for end in seen.ends if end.outcome is GroupOutcome.TRAINED]
+    assert trained == seen.indices
 
 
 def test_the_end_counts_the_tokens_of_answers_in_flight_as_cut():

@@ -12,6 +12,7 @@ import numpy as np
 from swift_rlx.backends import WeightUpdate
 from swift_rlx.errors import BackendRejected, BackendTimeout, BackendUnavailable, WorkerDied
 from swift_rlx.scheduler import (
+    GroupOutcome,
     IterableSource,
     RolloutConfig,
     RolloutScheduler,
@@ -126,9 +127,11 @@ class Watch:
             open_groups = len(self.taken) - self.live - self.untrained_ends
             assert open_groups <= places, f"{open_groups} groups are open in {places} places"
 
-    def on_end(self, group, trajectories):
-        self.ended[group.prompt.key] += 1
-        if trajectories is None:
+    def on_end(self, end):
+        if end.outcome is GroupOutcome.OVER_AGE:
+            return
+        self.ended[end.group.prompt.key] += 1
+        if end.outcome is not GroupOutcome.TRAINED:
             self.untrained_ends += 1
 
     def check_batch(self, batch):
@@ -214,7 +217,7 @@ async def _run(plan: Plan, watch: Watch) -> None:
             assert batch.step == watch.step
             watch.check_batch(batch)
             await asyncio.sleep(plan.train_s)
-            scheduler.publish(None)
+            scheduler.publish(None, config.steps_per_batch)
             watch.step += config.steps_per_batch
         watch.stats = scheduler.statistics()
     _check_end(plan, watch, watch.stats, backends)
@@ -235,7 +238,7 @@ def watch_live(scheduler, watch):
 
     inner_publish = scheduler.publish
 
-    def publish(payload, steps=None):
+    def publish(payload, steps=1):
         version = inner_publish(payload, steps)
         trained_at.append((version.step, len(watch.trained) - publish.counted))
         publish.counted = len(watch.trained)

@@ -56,9 +56,7 @@ def train(
             workers,
             source or IterableSource(prompts(count)),
             score,
-            on_end=lambda group, trajectories: seen.ends.append(
-                (group.prompt.index, trajectories is not None)
-            ),
+            on_end=seen.ends.append,
             **options,
         )
         async with seen.scheduler as scheduler:
