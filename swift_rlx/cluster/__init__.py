@@ -18,6 +18,7 @@
 Whatever ends the trainer, no process and nothing in shared memory is left behind (`guardian.py`).
 """
 
+from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.cluster.worker_process import WorkerProcess
 
-__all__ = ["WorkerProcess"]
+__all__ = ["WeightDirectory", "WorkerProcess"]
