@@ -1,0 +1,84 @@
+"""What the monitors are told, and what they know about a whole run."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swift_rlx.types import Fate
+
+
+class Phase(enum.Enum):
+    """What the trainer's main thread does."""
+
+    WAIT = "wait for rollouts"
+    TRAIN = "train"
+    """Forward, backward and optimizer: what counts as busy."""
+    PUBLISH = "publish weights"
+    """Gathering and handing over; loading on the workers is their own time."""
+    EVALUATE = "evaluate"
+    SAVE = "save checkpoint"
+
+
+class Counters(Protocol):
+    """The scheduler's counters since the start of the run (`swift_rlx.scheduler.Statistics`)."""
+
+    @property
+    def inflight(self) -> int:
+        """Requests that workers work on."""
+
+    @property
+    def ready(self) -> int:
+        """Scored groups that wait for the trainer."""
+
+    @property
+    def retries(self) -> int:
+        """Requests sent again."""
+
+    @property
+    def failovers(self) -> int:
+        """Ejections of workers."""
+
+    @property
+    def tokens(self) -> Mapping[Fate, int]:
+        """Generated tokens by fate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """How the run was set up, as far as advice depends on it."""
+
+    workers: int = 1
+    max_inflight: int = 32
+    """Per worker."""
+    max_staleness: int = 2
+    weight_update: str = "keep"
+
+    @property
+    def slots(self) -> int:
+        """Answers that can be in flight at a time."""
+        return self.workers * self.max_inflight
+
+
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """A run from the end of its second step to the end of its last one, except for the counters: seconds and means."""
+
+    steps: int = 0
+    """All of them, the first two included."""
+    wall_s: float = 0.0
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
+    mean_inflight: float = 0.0
+    """Answers in flight at a time, of those that ended."""
+    generate_s: float = 0.0
+    """From the first submit of a trained group to its last answer, mean."""
+    score_s: float = 0.0
+    """From the last answer of a trained group to its scores, mean."""
+    tokens: Mapping[Fate, int] = field(default_factory=dict)
+    failovers: int = 0
+
+    def share(self, phase: Phase) -> float:
+        """Of the wall time."""
+        return self.seconds.get(phase, 0.0) / self.wall_s if self.wall_s > 0 else 0.0
