@@ -23,6 +23,7 @@ from swift.utils import get_dist_setting
 import swift_rlx
 from swift_rlx.errors import ConfigError, PluginError, RlxError
 from swift_rlx.integration.algorithm_table import ALGORITHMS, NAMES, resolve
+from swift_rlx.integration.engine_options import defaults_of, engine_options, refuse_replaced
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
 from swift_rlx.registry import one_line
 
@@ -72,6 +73,7 @@ def widen(base: type) -> type:
     class RLHFArguments(RLXFields, base):  # type: ignore[valid-type, misc]
         rlhf_type: choices = "dpo"  # type: ignore[valid-type]
         rlx_type: str | None = field(default=None, init=False)
+        rlx_engine_options: dict | None = field(default=None, init=False)
 
         def __post_init__(self) -> None:
             if self.rlhf_type in NAMES:
@@ -123,6 +125,10 @@ def _become_ours(args: Any) -> None:
     _fill_generation_batch(args)
     check_conflicts(args, algorithm)
     adopt(args, algorithm)
+    defaults = defaults_of(type(args))
+    if args.async_rollout:
+        refuse_replaced(args, defaults, algorithm.name)
+    args.rlx_engine_options = engine_options(args, defaults)
     args.rlhf_type = "grpo"
 
 
@@ -151,7 +157,8 @@ def _refuse_our_fields(args: Any) -> None:
 def _as_the_user_wrote_it(args: Any) -> Iterator[None]:
     """Within the context `args.__dict__` shows the user's rlhf_type; for stock types, nothing of ours."""
     before = dict(args.__dict__)
-    args.__dict__.pop("rlx_type", None)
+    for name in ("rlx_type", "rlx_engine_options"):
+        args.__dict__.pop(name, None)
     if before.get("rlx_type") is None:
         for name in FIELD_NAMES:
             del args.__dict__[name]

@@ -6,12 +6,14 @@ from typing import Any, Literal
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import Algorithm
+from swift_rlx.integration.off_policy_fields import OffPolicyFields, resolve_off_policy
+from swift_rlx.integration.rollout_fields import RolloutFields, resolve_rollout
 
 Baseline = Literal["auto", "loo", "mean", "ema", "none"]
 
 
 @dataclass
-class RLXFields:
+class RLXFields(RolloutFields, OffPolicyFields):
     """New fields; HfArgumentParser turns each into a flag, a YAML key and a keyword of RLHFArguments.
 
     The annotations are evaluated in ms-swift's module, hence `Optional` instead of the `|` of newer Pythons.
@@ -60,6 +62,8 @@ def adopt(values: Any, algorithm: Algorithm) -> None:
     from swift_rlx.rewards import OnError
 
     resolve_fields(values, algorithm)
+    resolve_rollout(values, FIELD_DEFAULTS)
+    resolve_off_policy(values, algorithm.name)
     OnError.parse(values.reward_on_error)
     if values.beta is None:
         values.beta = algorithm.beta

@@ -1,6 +1,7 @@
 """The training configuration: what ms-swift builds from our arguments, or a user in Python."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from swift.rlhf_trainers.arguments import GRPOConfig
 
@@ -8,7 +9,9 @@ from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import resolve
 from swift_rlx.integration.conflicts import REFUSALS, check_training_conflicts
 from swift_rlx.integration.contract import require
-from swift_rlx.integration.fields import RLXFields, adopt
+from swift_rlx.integration.engine_options import defaults_of, engine_options, refuse_replaced
+from swift_rlx.integration.fields import FIELD_DEFAULTS, RLXFields, adopt
+from swift_rlx.integration.rollout_fields import resolve_rollout
 
 
 @dataclass
@@ -20,6 +23,7 @@ class RLXConfig(RLXFields, GRPOConfig):
     """
 
     rlx_type: str | None = None
+    rlx_engine_options: dict | None = None
     beta: float | None = None
     gamma: float = 1.0
 
@@ -39,8 +43,21 @@ class RLXConfig(RLXFields, GRPOConfig):
             refusals = [refusal for refusal in REFUSALS if hasattr(self, refusal.argument)]
             check_training_conflicts(self, algorithm, refusals)
             adopt(self, algorithm)
+            self._take_engine_options()
         elif self.rlx_type != name:
             raise ConfigError(
                 f"this RLXConfig belongs to a trainer of {self.rlx_type} and cannot be used for {name}; make"
                 " another one"
             )
+
+    def _take_engine_options(self) -> None:
+        if self.async_rollout:
+            refuse_replaced(self, defaults_of(GRPOConfig), self.rlx_type)
+        self.rlx_engine_options = engine_options(self, defaults_of(GRPOConfig))
+
+    def change_rollout(self, **fields: Any) -> None:
+        """Change fields of the pipeline before it starts. Raises ConfigError as `--async_rollout` and its flags do."""
+        for name, value in fields.items():
+            setattr(self, name, value)
+        resolve_rollout(self, FIELD_DEFAULTS)
+        self._take_engine_options()

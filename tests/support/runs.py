@@ -39,12 +39,16 @@ FAST: dict[str, Any] = {
     "dataloader_num_workers": 0,
     "dataloader_persistent_workers": False,
     "seed": 7,
+    "async_rollout": False,
 }
+STOCK_TYPES = ("grpo", "dpo", "gkd", "ppo", "kto")
 
 
 def arguments(model: Path, data: Path, output: Path, /, **changes: Any) -> dict[str, Any]:
     """The options of a quick run; `changes` win. None drops an option."""
     options = FAST | {"model": str(model), "dataset": [str(data)], "output_dir": str(output)} | changes
+    if options.get("rlhf_type") in STOCK_TYPES and "async_rollout" not in changes:
+        del options["async_rollout"]  # ours alone
     return {name: value for name, value in options.items() if value is not None}
 
 

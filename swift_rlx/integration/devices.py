@@ -1,0 +1,78 @@
+"""Which accelerators the rollout workers get: pure arithmetic on counts, before anything is loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swift_rlx.errors import ConfigError
+
+SHARED_MEMORY_SHARE = 0.45
+"""The largest `--vllm_gpu_memory_utilization` at which a worker may share a card with a rank."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is: the accelerators that this node's processes may use, in order, and the training ranks on it.
+
+    Rank r trains on `accelerators[r]`, as torchrun and ms-swift place it. Empty: the CPU.
+    """
+
+    accelerators: tuple[str, ...]
+    ranks: int
+
+
+def place_workers(
+    machine: Machine,
+    workers: int,
+    wanted: Sequence[str],
+    per_worker: int = 1,
+    memory_share: float | None = None,
+) -> list[tuple[str, ...]]:
+    """Accelerator ids of each worker; empty tuples on the CPU.
+
+    `wanted`: `--rollout_devices`; empty: those that no rank trains on. `memory_share`: what the user gave for
+    `--vllm_gpu_memory_utilization`.
+
+    Raises ConfigError: no free accelerator, too few of them, one that does not exist, or one that a rank trains on
+    without room for both.
+    """
+    if not machine.accelerators:
+        if wanted:
+            raise ConfigError(
+                f"--rollout_devices {','.join(wanted)} is refused: this machine shows no accelerator; drop the flag"
+                " to run the workers on the CPU"
+            )
+        return [()] * workers
+    taken = machine.accelerators[: machine.ranks]
+    given = tuple(wanted) or machine.accelerators[machine.ranks :]
+    if unknown := [device for device in given if device not in machine.accelerators]:
+        raise ConfigError(
+            f"--rollout_devices {','.join(wanted)} is refused: accelerator {unknown[0]} is not among the visible ones"
+            f" ({','.join(machine.accelerators)})"
+        )
+    shared = [device for device in given if device in taken]
+    may_share = memory_share is not None and memory_share <= SHARED_MEMORY_SHARE
+    if not given and may_share:
+        given = shared = taken  # type: ignore[assignment]
+    if not given or (shared and not may_share):
+        raise ConfigError(_no_room(machine, taken, shared))
+    needed = workers * per_worker
+    if len(given) < needed:
+        raise ConfigError(
+            f"{workers} rollout workers of {per_worker} accelerator(s) each need {needed}, and there are {len(given)}"
+            f" ({','.join(given)}); lower --rollout_workers or --vllm_tensor_parallel_size, or give more"
+            " --rollout_devices"
+        )
+    return [tuple(given[at : at + per_worker]) for at in range(0, needed, per_worker)]
+
+
+def _no_room(machine: Machine, taken: Sequence[str], shared: Sequence[str]) -> str:
+    what = (
+        f"--rollout_devices names {','.join(shared)}, on which a rank trains"
+        if shared
+        else f"all {len(machine.accelerators)} visible accelerators ({','.join(taken)}) are taken by training ranks"
+    )
+    return (
+        f"there is no accelerator for the rollout workers: {what}. Train on fewer ranks (NPROC_PER_NODE) and give the"
+        " others with --rollout_devices; or share a card with --vllm_gpu_memory_utilization"
+        f" {SHARED_MEMORY_SHARE} or less; or use --async_rollout false, which generates on the ranks themselves"
+    )

@@ -1,0 +1,154 @@
+"""The arguments of the rollout pipeline, and what they mean together."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from swift_rlx.backends import BACKENDS
+from swift_rlx.errors import ConfigError
+
+# No `from __future__ import annotations` here: ms-swift's parser evaluates the annotations in another module.
+
+
+@dataclass
+class RolloutFields:
+    """New fields of `swift rlhf`; see fields.py."""
+
+    async_rollout: bool = field(
+        default=True,
+        metadata={
+            "help": "[swift-rlx] Generate and score ahead of training, in worker processes. false: the same code"
+            " strictly on-policy, each generation batch made by the weights that it trains."
+        },
+    )
+    rollout_backend: str = field(
+        default="auto",
+        metadata={
+            "help": "[swift-rlx] What the workers run: auto (vllm if it is installed and runs on this device, else"
+            " transformers), transformers, vllm, or the name of an installed backend."
+        },
+    )
+    rollout_workers: int = field(default=1, metadata={"help": "[swift-rlx] Worker processes (replicas)."})
+    rollout_devices: str | None = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] Accelerator ids for the workers, e.g. 4,5,6,7; a worker takes"
+            " --vllm_tensor_parallel_size of them."
+        },
+    )
+    rollout_max_inflight: int | None = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] Completions in flight per worker. Default: adapted to --rollout_target_latency_s."
+        },
+    )
+    rollout_target_latency_s: float = field(
+        default=2.0,
+        metadata={"help": "[swift-rlx] Seconds that an answer may take where its length allows it."},
+    )
+    max_staleness: int = field(
+        default=2,
+        metadata={
+            "help": "[swift-rlx] Strict bound: optimizer steps between the weights that made a token and those that"
+            " train it, when its generation batch is picked up. 0: strictly on-policy."
+        },
+    )
+    train_order: Literal["completion", "admission"] = field(
+        default="completion",
+        metadata={
+            "help": "[swift-rlx] Which ready group trains next. admission: always the same sequence, slower."
+        },
+    )
+    stale_tokens: Literal["mask", "drop"] = field(
+        default="mask",
+        metadata={
+            "help": "[swift-rlx] Tokens over the bound leave the loss mask; drop: their whole answer does."
+        },
+    )
+    weight_update: Literal["auto", "keep", "pin", "drain", "abort"] = field(
+        default="auto",
+        metadata={
+            "help": "[swift-rlx] Answers in flight when weights are published: keep (go on under the new ones), pin"
+            " (finish on those they began with), drain (wait for them), abort. auto: keep where the backend can,"
+            " else drain."
+        },
+    )
+    rollout_timeout_s: float = field(
+        default=300.0,
+        metadata={"help": "[swift-rlx] Seconds for one answer, then it is asked from another worker."},
+    )
+    rollout_retries: int = field(default=3, metadata={"help": "[swift-rlx] Further attempts per answer."})
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`value` of an argument is refused unless `at_least <= value`."""
+
+    name: str
+    at_least: float
+    advice: str
+
+
+BOUNDS = (
+    Bound("rollout_workers", 1, "at least one worker generates"),
+    Bound("rollout_max_inflight", 1, "a worker answers at least one request at a time"),
+    Bound("rollout_target_latency_s", 1e-3, "it is a time in seconds"),
+    Bound("max_staleness", 0, "0 is strictly on-policy"),
+    Bound("rollout_timeout_s", 1e-3, "it is a time in seconds"),
+    Bound("rollout_retries", 0, "0 gives up at the first failure"),
+)
+ONLY_ASYNC = (
+    "rollout_backend",
+    "rollout_workers",
+    "rollout_devices",
+    "rollout_max_inflight",
+    "rollout_target_latency_s",
+    "train_order",
+    "stale_tokens",
+    "weight_update",
+    "rollout_timeout_s",
+    "rollout_retries",
+)
+
+
+def resolve_rollout(values: Any, defaults: dict[str, Any]) -> None:
+    """Check the fields of the pipeline, in place: `max_staleness` 0 and `async_rollout` false become one thing.
+
+    Raises ConfigError for a value out of range, an unknown backend, and a field that has no effect.
+    """
+    for bound in BOUNDS:
+        value = getattr(values, bound.name)
+        if value is not None and value < bound.at_least:
+            raise ConfigError(f"--{bound.name} {value:g} is refused: {bound.advice}")
+    if values.max_staleness == 0:
+        values.async_rollout = False
+    if not values.async_rollout:
+        changed = [name for name in ONLY_ASYNC if getattr(values, name) != defaults[name]]
+        if changed:
+            given = " ".join(f"--{name} {getattr(values, name)}" for name in changed)
+            raise ConfigError(
+                f"{given} has no effect without the asynchronous pipeline; drop it, or set --async_rollout true and"
+                " --max_staleness 1 or more"
+            )
+        values.max_staleness = 0
+        return
+    names = ("auto", *BACKENDS.names())
+    if values.rollout_backend not in names and ":" not in values.rollout_backend:
+        raise ConfigError(
+            f"--rollout_backend {values.rollout_backend} is not installed; use one of {', '.join(names)}"
+        )
+    device_ids(values.rollout_devices)
+
+
+def device_ids(text: str | None) -> tuple[str, ...]:
+    """The ids of `--rollout_devices`. Raises ConfigError unless they are different whole numbers."""
+    ids = tuple(part.strip() for part in (text or "").split(",")) if text else ()
+    if not all(part.isdigit() for part in ids) or len(set(ids)) < len(ids):
+        raise ConfigError(f"--rollout_devices {text} is refused: give different numbers, such as 4,5,6,7")
+    return ids
+
+
+def visible_devices() -> tuple[str, ...] | None:
+    """What CUDA_VISIBLE_DEVICES allows; None where it is not set."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())

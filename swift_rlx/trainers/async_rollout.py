@@ -1,0 +1,205 @@
+"""Batches from the asynchronous pipeline in the place of ms-swift's generation, on every rank."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from swift.utils import get_logger
+from transformers import TrainerCallback
+
+from swift_rlx.backends import WeightFiles
+from swift_rlx.errors import ConfigError
+from swift_rlx.trainers.prompt_encoding import PromptEncoder
+from swift_rlx.trainers.rank_link import RankLink
+from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch
+from swift_rlx.trainers.row_alignment import AlignedRows, align
+from swift_rlx.trainers.weight_export import WeightExporter
+from swift_rlx.types import PolicyVersion
+
+if TYPE_CHECKING:
+    from swift_rlx.trainers.pipeline import RolloutPipeline
+
+logger = get_logger()
+
+
+class _PublishCallback(TrainerCallback):
+    def __init__(self, trainer: "AsyncRolloutMixin") -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step < state.max_steps:
+            self.trainer.publish_weights()
+
+
+class AsyncRolloutMixin:
+    """Training takes its batches from the pipeline; evaluation generates by itself, on the current weights.
+
+    All ranks: weights are gathered after each optimizer step, and a batch is picked up where ms-swift would
+    generate. Rank 0 alone: workers, scheduler and scoring, in a thread of their own.
+    """
+
+    pipeline: "RolloutPipeline | None" = None
+    """On rank 0, while it runs."""
+    rollout_state: Any = None
+    """What an earlier start of the run left."""
+    _link: RankLink | None = None
+    _picked: PickedBatch | None = None
+    _aligned: AlignedRows | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_callback(_PublishCallback(self))
+
+    def enable_async_rollout(
+        self,
+        backend: str = "auto",
+        num_workers: int = 1,
+        max_inflight: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        max_staleness: int = 2,
+        devices: str | None = None,
+    ) -> None:
+        """Do what `--async_rollout true` and its flags do. Raises ConfigError once training has begun."""
+        if self._link is not None:
+            raise ConfigError(
+                "enable_async_rollout was called after training had begun; call it before train()"
+            )
+        self.args.change_rollout(
+            async_rollout=True,
+            rollout_backend=backend,
+            rollout_workers=num_workers,
+            rollout_max_inflight=max_inflight,
+            max_staleness=max_staleness,
+            rollout_devices=devices,
+        )
+        if gpu_memory_utilization is not None:
+            self.args.rlx_engine_options["gpu_memory_utilization"] = gpu_memory_utilization
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().train(*args, **kwargs)
+        except BaseException as error:
+            if self._link is not None:
+                self._link.fail(error)
+            raise
+        finally:
+            self._end_pipeline()
+
+    def _end_pipeline(self) -> None:
+        pipeline, self.pipeline, self._link = self.pipeline, None, None
+        if pipeline is not None:
+            pipeline.close()
+
+    @property
+    def _takes_from_pipeline(self) -> bool:
+        return bool(self.args.async_rollout) and self.model.training
+
+    # --- weights -------------------------------------------------------------------------------------------------
+
+    def prepare_export(self, engine_name: str, max_adapter_rank: int) -> None:
+        """Decide how weights reach workers of this engine; on all ranks."""
+        self.exporter = WeightExporter(self, engine_name, max_adapter_rank=max_adapter_rank)
+
+    def export_weights(self, version: PolicyVersion) -> WeightFiles | None:
+        """The current weights as files; on all ranks, the record on rank 0."""
+        if self.weight_directory is None:
+            return self.exporter.export("")
+        with self.weight_directory.new(version, self.exporter.kind) as folder:
+            files = self.exporter.export(folder)
+        return replace(files, directory=str(self.weight_directory.path(version)))
+
+    def publish_weights(self) -> None:
+        """Hand the current weights to the workers; on all ranks, after each optimizer step."""
+        if self._link is None:
+            return
+        version = PolicyVersion(self.policy_version.incarnation, self.state.global_step)
+        files = self.export_weights(version)
+        self.policy_version = version
+        if self.pipeline is not None:
+            self.pipeline.publish(files)
+
+    # --- batches -------------------------------------------------------------------------------------------------
+
+    def _rollout_samples(self, inputs: Any) -> list[Any]:
+        if not self._takes_from_pipeline:
+            return super()._rollout_samples(inputs)
+        if self._link is None:
+            self._start_pipeline()
+        message = self._link.share(lambda: encode_batch(self.pipeline.pick_up()))
+        self._picked = decode_batch(message)
+        return [self._sample_of(row) for row in self._own_rows()]
+
+    def _start_pipeline(self) -> None:
+        from swift_rlx.trainers.pipeline_plan import start_pipeline  # a synchronous run needs none of it
+
+        self._link = RankLink(self.accelerator.device)
+        self.encoder = PromptEncoder(self.template, self.sample_cls)
+        start_pipeline(self)
+
+    def _own_rows(self) -> list[Row]:
+        rows = self._picked.rows
+        each = len(rows) // self.accelerator.num_processes
+        start = self.accelerator.process_index * each
+        return rows[start : start + each]
+
+    def _sample_of(self, row: Row) -> Any:
+        sample = self.encoder.sample(dict(self.train_dataset[row.index]))
+        sample.prompt_id = f"prompt_{row.epoch}_{row.index}"
+        sample.request_id = f"{sample.prompt_id}_{row.member}"
+        return self.encoder.answer(
+            sample, row.tokens(), row.behavior_logprobs(), row.finish_reason, row.turns
+        )
+
+    def _score_completions(self, samples: list[Any]) -> list[Any]:
+        if not self._takes_from_pipeline:
+            return super()._score_completions(samples)
+        scores = torch.tensor(
+            [
+                [float("nan") if value is None else value for value in row.rewards]
+                for row in self._picked.rows
+            ],
+            dtype=torch.float32,
+            device=self.accelerator.device,
+        )
+        if self._picked.late:
+            scores[:, self._picked.late] = self._late_scores(samples, self._picked.late)
+        self._rewards_per_func = scores
+        return samples
+
+    def _late_scores(self, samples: list[Any], late: list[int]) -> torch.Tensor:
+        """[N, len(late)]: the rewards that need the main thread, the device or the whole batch."""
+        funcs, plugins, names = self.reward_funcs, self.reward_model_plugins, self.reward_func_names
+        try:
+            self.reward_funcs = [funcs[at] for at in late]
+            self.reward_model_plugins = [plugins[at] for at in late]
+            self.reward_func_names = [names[at] for at in late]
+            return self._compute_rewards_per_func(samples)
+        finally:
+            self.reward_funcs, self.reward_model_plugins, self.reward_func_names = funcs, plugins, names
+
+    # --- what the loss needs -------------------------------------------------------------------------------------
+
+    def _prepare_batch_inputs(self, samples: list[Any]) -> list[dict[str, Any]]:
+        encoded = super()._prepare_batch_inputs(samples)
+        self._aligned = None
+        if self._takes_from_pipeline:
+            masks = [entry["grpo_batch"].completion_mask for entry in encoded]
+            self._aligned = align(self._own_rows(), masks)
+        return encoded
+
+    def usable_rows(self, num_rows: int) -> torch.Tensor:
+        if self._aligned is None or not self.model.training:
+            return super().usable_rows(num_rows)
+        usable = self.accelerator.gather(self._aligned.usable_n.to(self.accelerator.device)).cpu()
+        self._metrics["train"]["rollout/rows_unusable"].append((~usable).float().mean().item())
+        return usable
+
+    def fresh_tokens(self, mask_nT: torch.Tensor) -> torch.Tensor:
+        if self._aligned is None or not self.model.training:
+            return super().fresh_tokens(mask_nT)
+        return self._aligned.fresh_nT
+
+    def behavior_fields(self, index: int) -> dict[str, torch.Tensor]:
+        if self._aligned is None or not self.model.training:
+            return super().behavior_fields(index)
+        return self._aligned.of_micro_batch(index, self.accelerator.device)

@@ -1,0 +1,117 @@
+"""What runs beside the training on rank 0: workers, scheduler, scoring; started once, ended whatever happens."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift_rlx.backends import Backend, EngineSpec, WeightFiles
+from swift_rlx.cluster import WorkerProcess
+from swift_rlx.cluster.weight_directory import WeightDirectory
+from swift_rlx.errors import SchedulingError
+from swift_rlx.scheduler import RolloutConfig
+from swift_rlx.scheduler.threaded import RolloutThread
+from swift_rlx.trainers.epoch_order import EpochPrompts
+from swift_rlx.trainers.group_scoring import GroupScorer
+from swift_rlx.trainers.rollout_rows import PickedBatch, rows_of_batch
+from swift_rlx.types import PolicyVersion
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """All that is decided before the start; `columns` are the names of the rewards, in their order."""
+
+    config: RolloutConfig
+    specs: tuple[EngineSpec, ...]
+    environments: tuple[dict[str, str], ...]
+    version: PolicyVersion
+    columns: tuple[str, ...]
+    run_directory: Path
+    start_limit_s: float = 600.0
+
+
+class RolloutPipeline:
+    """Starts the workers on `first` weights and keeps the trainer in batches.
+
+    `state`: what `snapshot` returned in an earlier start of the run. Raises what a worker failed with.
+    """
+
+    def __init__(
+        self,
+        plan: PipelinePlan,
+        weights: WeightDirectory,
+        first: WeightFiles,
+        prompts: EpochPrompts,
+        scorer: GroupScorer,
+        state: Any = None,
+        wrap: Any = None,
+    ) -> None:
+        self.plan = plan
+        self.weights = weights
+        self.workers: list[WorkerProcess] = []
+        self._scorer = scorer
+        self._first = first
+        self._wrap = wrap or (lambda backend: backend)
+        self._open = ExitStack()
+        self._open.enter_context(scorer.watching())
+        self._open.callback(scorer.close)
+        self.thread = RolloutThread(plan.config, self._make_backends, prompts, scorer, version=plan.version)
+        try:
+            self.thread.start()
+        except BaseException:
+            self.close()
+            raise
+        self._open.callback(self.thread.close)
+
+    async def _make_backends(self) -> Sequence[Backend]:
+        plan = self.plan
+        self.workers = [
+            WorkerProcess(
+                spec,
+                name=f"worker-{number}",
+                run_directory=plan.run_directory,
+                environment=environment,
+                start_limit_s=plan.start_limit_s,
+            )
+            for number, (spec, environment) in enumerate(zip(plan.specs, plan.environments, strict=True))
+        ]
+        try:
+            await asyncio.gather(*(worker.start() for worker in self.workers))
+            await asyncio.gather(*(worker.publish(self.plan.version, self._first) for worker in self.workers))
+        except BaseException:
+            await asyncio.gather(*(worker.close() for worker in self.workers), return_exceptions=True)
+            raise
+        return [self._wrap(worker) for worker in self.workers]
+
+    def pick_up(self) -> PickedBatch:
+        """The next batch; waits for it. Raises what the pipeline failed with."""
+        batch = self.thread.next_batch()
+        if batch is None:
+            raise SchedulingError("the prompts ended before the training did")
+        config = self.plan.config
+        rows = rows_of_batch(batch, config.batch_groups, config.group_size, self.plan.columns)
+        return PickedBatch(batch.step, batch.waited_s, sorted(self._scorer.late), rows)
+
+    def publish(self, files: WeightFiles) -> PolicyVersion:
+        """Offer the weights after one more optimizer step; returns at once."""
+        return self.thread.publish(files, steps=1)
+
+    def close(self) -> None:
+        """End workers, threads and files; may be called twice."""
+        self._open.close()
+        self.weights.remove()
+
+
+def worker_environment(spec: EngineSpec) -> dict[str, str]:
+    """Variables of a worker process beside the trainer's own: its accelerators, and threads that do not fight."""
+    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    if spec.devices:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
+    if spec.name == "vllm":
+        from swift_rlx.backends.vllm_environment import environment
+
+        variables |= environment(spec)
+    return variables

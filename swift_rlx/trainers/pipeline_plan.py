@@ -1,0 +1,189 @@
+"""What the pipeline is made of, decided from the trainer's arguments, the same on every rank."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from swift.utils import get_logger
+from torch import nn
+
+from swift_rlx.backends import EngineSpec, WeightUpdate
+from swift_rlx.cluster.weight_directory import WeightDirectory
+from swift_rlx.errors import ConfigError
+from swift_rlx.integration.devices import Machine, place_workers
+from swift_rlx.integration.rollout_fields import device_ids, visible_devices
+from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
+from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
+from swift_rlx.trainers.group_scoring import GroupScorer
+from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
+from swift_rlx.types import PolicyVersion
+
+logger = get_logger()
+WARM_UP_S = 600.0
+VERSIONS_KEPT = 2
+SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
+
+
+def choose_backend(wanted: str, is_multimodal: bool) -> str:
+    """`auto` resolved: vLLM where it is installed and can take the prompts, else transformers."""
+    if wanted != "auto":
+        return wanted
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    return "vllm" if has_vllm and not is_multimodal else "transformers"
+
+
+def rollout_config(trainer: Any, sampling: Any, version: PolicyVersion) -> RolloutConfig:
+    """The scheduler's settings, in its own units."""
+    args = trainer.args
+    per_generation = args.steps_per_generation * trainer.num_iterations
+    order = epoch_order(trainer)
+    per_epoch = order.prompts_per_epoch // order.batch_prompts
+    picked, total = (
+        batches_at(step, args.gradient_accumulation_steps, per_generation, per_epoch)
+        for step in (trainer.state.global_step, trainer.state.max_steps)
+    )
+    return RolloutConfig(
+        batch_groups=order.batch_prompts,
+        group_size=trainer.num_generations,
+        min_members=trainer.min_group_size,
+        max_staleness=args.max_staleness,
+        steps_per_batch=max(1, per_generation // args.gradient_accumulation_steps),
+        batches_per_step=max(1, args.gradient_accumulation_steps // per_generation),
+        max_batches=total - picked,
+        max_inflight=args.rollout_max_inflight or 32,
+        weight_update=None if args.weight_update == "auto" else WeightUpdate(args.weight_update),
+        train_order=TrainOrder(args.train_order),
+        stale_tokens=StaleTokens(args.stale_tokens),
+        request_timeout_s=args.rollout_timeout_s,
+        retries=args.rollout_retries,
+        warm_up_limit_s=WARM_UP_S,
+        sampling=sampling,
+        seed=args.seed,
+    )
+
+
+def epoch_order(trainer: Any) -> EpochOrder:
+    """The order in which the trainer's sampler visits the rows."""
+    args = trainer.args
+    return EpochOrder(
+        num_rows=len(trainer.train_dataset),
+        batch_prompts=args.generation_batch_size // trainer.num_generations,
+        seed=args.seed,
+        shuffle=bool(trainer.shuffle_dataset),
+    )
+
+
+def engine_specs(trainer: Any, name: str, version: PolicyVersion) -> tuple[EngineSpec, ...]:
+    """One description a worker. Raises ConfigError where there is no accelerator for it."""
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    options = dict(args.rlx_engine_options)
+    if options and name != "vllm":
+        raise ConfigError(
+            f"{', '.join(f'vllm {key}={value}' for key, value in options.items())} has no effect: the rollout workers"
+            f" run {name}; drop it or use --rollout_backend vllm"
+        )
+    devices = _devices(args, options)
+    max_inflight = args.rollout_max_inflight or int(options.pop("max_num_seqs", 0)) or 32
+    config = model.peft_config["default"] if hasattr(model, "peft_config") else None
+    info = trainer.template.model_info
+    return tuple(
+        EngineSpec(
+            name=name,
+            model=info.model_dir,
+            version=version,
+            loader=SWIFT_LOADER if _needs_swift(trainer) else None,
+            loader_options=_loader_options(trainer) if _needs_swift(trainer) else {},
+            dtype=str(_dtype(model)).removeprefix("torch."),
+            devices=ids,
+            max_model_len=options.get("max_model_len") or info.max_model_len,
+            max_inflight=max_inflight,
+            max_adapter_rank=max(16, getattr(config, "r", 0) or 0) if config is not None else 0,
+            seed=args.seed,
+            options={k: v for k, v in options.items() if k != "max_model_len"}
+            | (
+                {"weight_update": args.weight_update}
+                if name == "vllm" and args.weight_update != "auto"
+                else {}
+            ),
+        )
+        for ids in devices
+    )
+
+
+def _devices(args: Any, options: dict[str, Any]) -> list[tuple[str, ...]]:
+    count = 0 if args.use_cpu else torch.cuda.device_count()
+    visible = visible_devices() or tuple(str(at) for at in range(count))
+    machine = Machine(visible[:count] if count else (), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return place_workers(
+        machine,
+        args.rollout_workers,
+        device_ids(args.rollout_devices),
+        int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1)),
+        options.get("gpu_memory_utilization"),
+    )
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+def _needs_swift(trainer: Any) -> bool:
+    """Whether ms-swift's own loader has to build the model: images, remote code, or a changed vocabulary."""
+    with open(os.path.join(trainer.template.model_info.model_dir, "config.json"), encoding="utf-8") as file:
+        has_remote_code = "auto_map" in json.load(file)
+    return bool(trainer.template.model_meta.is_multimodal or has_remote_code)
+
+
+def _loader_options(trainer: Any) -> dict[str, Any]:
+    info = trainer.template.model_info
+    return {"model_type": info.model_type, "dtype": str(info.torch_dtype).removeprefix("torch.")}
+
+
+def start_pipeline(trainer: Any) -> None:
+    """On all ranks: export the first weights; on rank 0: start workers on them, and the scheduler."""
+    state, is_main = trainer.rollout_state, trainer.accelerator.is_main_process
+    incarnation = 0 if state is None else state.incarnation + 1
+    version = PolicyVersion(incarnation, trainer.state.global_step)
+    name = choose_backend(trainer.args.rollout_backend, trainer.is_multimodal)
+    specs = engine_specs(trainer, name, version)
+    trainer.prepare_export(name, specs[0].max_adapter_rank)
+    trainer.policy_version = version
+    trainer.weight_directory = _weight_directory(trainer) if is_main else None
+    first = trainer.export_weights(version)
+    if not is_main:
+        return
+    rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
+    scorer = GroupScorer(rewards, trainer.encoder, trainer.state)
+    position = 0 if state is None else state.admitted
+    dataset = trainer.train_dataset
+
+    def encode(row: int, epoch: int) -> Any:
+        return trainer.encoder.prompt(dict(dataset[row]), row, epoch)
+
+    sampling = trainer.encoder.sampling(trainer.request_config)
+    plan = PipelinePlan(
+        config=rollout_config(trainer, sampling, version),
+        specs=specs,
+        environments=tuple(worker_environment(spec) for spec in specs),
+        version=version,
+        columns=tuple(trainer.reward_func_names),
+        run_directory=run_directory(trainer),
+    )
+    prompts = EpochPrompts(epoch_order(trainer), encode, position)
+    trainer.pipeline = RolloutPipeline(plan, trainer.weight_directory, first, prompts, scorer, state)
+
+
+def run_directory(trainer: Any) -> Path:
+    """Where the pipeline writes what a user may want to read; made here."""
+    path = Path(trainer.args.output_dir) / "rlx"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _weight_directory(trainer: Any) -> WeightDirectory:
+    return WeightDirectory(
+        run_directory(trainer), needed_bytes=VERSIONS_KEPT * trainer.exporter.bytes_needed()
+    )

@@ -1,0 +1,154 @@
+"""From a row of the data set to a prompt for the workers, and from sampled ids back to text.
+
+Used by the thread of the pipeline beside the training: it has a template and a tokenizer of its own, because fast
+tokenizers must not be used by two threads at once.
+"""
+
+from copy import copy, deepcopy
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from swift.infer_engine.protocol import (
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatMessage,
+    RolloutOutput,
+    UsageInfo,
+)
+from swift.utils import remove_response
+
+from swift_rlx.errors import ConfigError
+from swift_rlx.types import Prompt, SamplingParams
+
+NOT_MODEL_INPUTS = {
+    "input_ids",
+    "labels",
+    "loss_scale",
+    "length",
+    "attention_mask",
+    "position_ids",
+    "template_inputs",
+}
+
+
+class PromptEncoder:
+    """`template`: ms-swift's, of the trainer; `sample_cls`: what it makes of a row."""
+
+    def __init__(self, template: Any, sample_cls: type) -> None:
+        self._template = own_template(template)
+        self._sample_cls = sample_cls
+
+    def sample(self, row: dict[str, Any]) -> Any:
+        """The row as ms-swift's sample: with the system prompt, without the answer of the data set."""
+        sample = self._sample_cls.from_row(row)
+        system = self._template.template_meta.default_system
+        if system and sample.messages[0]["role"] != "system":
+            sample.messages.insert(0, {"role": "system", "content": system})
+        remove_response(sample.messages)
+        return sample
+
+    def prompt(self, row: dict[str, Any], index: int, epoch: int) -> Prompt:
+        """The prompt of a row, encoded as ms-swift encodes it for inference."""
+        return self.encode(self.sample(row).to_infer_request(), index, epoch, row)
+
+    def encode(self, request: Any, index: int, epoch: int, row: dict[str, Any]) -> Prompt:
+        """An inference request of ms-swift (a row, or a turn of a conversation) as a prompt."""
+        encoded = self._template.encode(deepcopy(request))
+        return Prompt(
+            index=index,
+            epoch=epoch,
+            token_ids=np.asarray(encoded["input_ids"], np.int32),
+            columns=row,
+            model_inputs=self._model_inputs(encoded),
+        )
+
+    def _model_inputs(self, encoded: dict[str, Any]) -> dict[str, Any]:
+        if not self._template.model_meta.is_multimodal:
+            return {}
+        encoded.pop("template_inputs", None)
+        batch = self._template.data_collator([encoded])
+        return {
+            name: _as_array(value)
+            for name, value in batch.items()
+            if name not in NOT_MODEL_INPUTS and isinstance(value, torch.Tensor)
+        }
+
+    def answer(
+        self, sample: Any, token_ids: list[int], logprobs: list[float], finish_reason: str, turns: bytes = b""
+    ) -> Any:
+        """Put an answer onto a sample, in place; `turns` is what a conversation left (`conversations.py`)."""
+        if turns:
+            output = conversation_output(turns, finish_reason)
+        else:
+            output = _output(
+                self._template.decode_generate_ids(token_ids), finish_reason, token_ids=token_ids
+            )
+            output.rollout_logprobs = [logprobs]
+        sample.apply_rollout_output(rollout_output=output)
+        return sample
+
+    def sampling(self, request_config: Any) -> SamplingParams:
+        """ms-swift's request as ours; the template's stop words end an answer too.
+
+        Raises ConfigError for an option that no worker has.
+        """
+        if request_config.structured_outputs_regex:
+            raise ConfigError(
+                f"--structured_outputs_regex {request_config.structured_outputs_regex} cannot be used with the"
+                " asynchronous pipeline; drop it, or use --async_rollout false"
+            )
+        tokenizer = self._template.tokenizer
+        words = [*(request_config.stop or []), *self._template.template_meta.stop_words]
+        ids = {tokenizer.eos_token_id} - {None}
+        texts = []
+        for word in words:
+            tokens = tokenizer.encode(word, add_special_tokens=False) if isinstance(word, str) else word
+            if tokens and len(tokens) == 1:
+                ids.add(tokens[0])
+            elif tokens:
+                texts.append(word if isinstance(word, str) else tokenizer.decode(word))
+        return SamplingParams(
+            max_tokens=request_config.max_tokens,
+            temperature=request_config.temperature,
+            top_p=1.0 if request_config.top_p is None else request_config.top_p,
+            top_k=max(request_config.top_k or 0, 0),
+            min_p=request_config.min_p or 0.0,
+            repetition_penalty=request_config.repetition_penalty or 1.0,
+            stop=tuple(texts),
+            stop_token_ids=tuple(sorted(ids)),
+        )
+
+
+def _output(text: Any, finish_reason: str, token_ids: list[int] | None = None, **fields: Any) -> Any:
+    choice = ChatCompletionResponseChoice(
+        index=0,
+        message=ChatMessage(role="assistant", content=text),
+        finish_reason=finish_reason,
+        token_ids=token_ids,
+    )
+    response = ChatCompletionResponse(model="", choices=[choice], usage=UsageInfo(0, 0, 0))
+    return RolloutOutput(response=response, **fields)
+
+
+def conversation_output(turns: bytes, finish_reason: str) -> Any:
+    """What ms-swift's multi-turn scheduler returned, out of `Completion.info["turns"]`."""
+    left = msgspec.msgpack.decode(turns)
+    return _output(left["messages"][-1]["content"], finish_reason, **left)
+
+
+def own_template(template: Any) -> Any:
+    """A copy for inference with a processor of its own."""
+    own = copy(template)
+    own.processor = deepcopy(template.processor)
+    own.padding_free = False
+    own.sequence_parallel_size = 1
+    own.remove_unused_columns = True
+    own.max_length = None  # what does not fit was refused at the start
+    own.set_mode("transformers")
+    return own
+
+
+def _as_array(tensor: torch.Tensor) -> Any:
+    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
