@@ -23,6 +23,7 @@ from swift_rlx.algorithms import k2
 from swift_rlx.errors import ConfigError
 from swift_rlx.rewards import combine_rewards
 from swift_rlx.trainers.batch import RLXBatch, Rollout, split_rows, stack_rows, window_totals
+from swift_rlx.trainers.off_policy import OffPolicyMixin, per_token
 from swift_rlx.trainers.reward_columns import RewardColumnsMixin
 from swift_rlx.trainers.rollout_metrics import RolloutMetricsMixin
 
@@ -36,7 +37,7 @@ class PolicyLoss:
     clipped_high: torch.Tensor
 
 
-class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer):
+class PolicyGradientTrainer(RewardColumnsMixin, OffPolicyMixin, RolloutMetricsMixin, GRPOTrainer):
     """GRPOTrainer with the advantages and the loss of a published policy-gradient algorithm."""
 
     loss_unit: ClassVar[Literal["row", "token"]]
@@ -46,8 +47,17 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         """Advantages [n, T] of this rank's tokens, 0 where they do not train."""
 
     @abstractmethod
-    def policy_loss(self, logprobs_BT: torch.Tensor, old_BT: torch.Tensor, batch: RLXBatch) -> PolicyLoss:
-        """The summed loss of a micro-batch, before it is divided by `batch.normalizer`."""
+    def policy_loss(
+        self,
+        logprobs_BT: torch.Tensor,
+        old_BT: torch.Tensor,
+        batch: RLXBatch,
+        weights: torch.Tensor | None = None,
+    ) -> PolicyLoss:
+        """The summed loss of a micro-batch, before it is divided by `batch.normalizer`.
+
+        `weights` [B] or [B, T] correct for the policy that sampled; None where that is the policy itself.
+        """
 
     def _prepare_algorithm_params(self) -> None:
         super()._prepare_algorithm_params()
@@ -75,7 +85,8 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         The loss's own log-probs, detached, are then the proximal ones, and a forward pass is saved.
         """
         one_step = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
-        return self.num_iterations == 1 and one_step and not self.kl_is_in_reward
+        is_needed = self.kl_is_in_reward or self.off_policy.ess_gate
+        return self.num_iterations == 1 and one_step and not is_needed
 
     def _prepare_batch_inputs(self, samples: list[Any]) -> list[dict[str, Any]]:
         self._skip_proximal = self._proximal_is_current()
@@ -180,6 +191,7 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         for index, (encoded, batch, advantages, loss_mask, total) in enumerate(rows):
             ready = RLXBatch.of(batch, advantages, loss_mask, total)
             encoded["grpo_batch"] = replace(ready, **self.behavior_fields(index))
+        self.gate([encoded["grpo_batch"] for encoded in encoded_inputs])
 
     def _count(self, loss_mask_BT: torch.Tensor) -> torch.Tensor:
         units = loss_mask_BT.any(1) if self.loss_unit == "row" else loss_mask_BT
@@ -195,10 +207,13 @@ class PolicyGradientTrainer(RewardColumnsMixin, RolloutMetricsMixin, GRPOTrainer
         )
         logprobs = logprobs.float()
         old = grpo_batch.old_per_token_logps
-        policy = self.policy_loss(logprobs, logprobs.detach() if old is None else old.float(), grpo_batch)
+        proximal = logprobs.detach() if old is None else old.float()
+        weights = self.correct(logprobs, proximal, grpo_batch)
+        policy = self.policy_loss(logprobs, proximal, grpo_batch, weights)
         total = policy.total
         if self.kl_is_in_loss:
-            kl = k2(logprobs, grpo_batch.ref_per_token_logps.float(), grpo_batch.loss_mask).sum()
+            kl_BT = k2(logprobs, grpo_batch.ref_per_token_logps.float(), grpo_batch.loss_mask)
+            kl = (kl_BT if weights is None else kl_BT * per_token(weights)).sum()
             total = total + self.beta * kl
             self.record_kl(kl.detach() * self._share(grpo_batch.normalizer))
         self.record_clipping(policy, self._share(grpo_batch.normalizer))

@@ -15,6 +15,7 @@ from swift_rlx.algorithms import (
     whiten,
 )
 from swift_rlx.trainers.batch import RLXBatch, Rollout
+from swift_rlx.trainers.off_policy import per_token
 from swift_rlx.trainers.on_policy import OnPolicyTrainer
 from swift_rlx.trainers.policy_gradient import PolicyLoss
 
@@ -30,13 +31,20 @@ class _TokenTrainer(OnPolicyTrainer):
         self.record_moments(moments)
         return whiten(values_nT, mask_nT, moments)
 
-    def policy_loss(self, logprobs_BT: torch.Tensor, old_BT: torch.Tensor, batch: RLXBatch) -> PolicyLoss:
+    def policy_loss(
+        self,
+        logprobs_BT: torch.Tensor,
+        old_BT: torch.Tensor,
+        batch: RLXBatch,
+        weights: torch.Tensor | None = None,
+    ) -> PolicyLoss:
         mask = batch.loss_mask
         loss = token_ppo_loss(
             logprobs_BT, old_BT, batch.advantages, mask, self.epsilon_low, self.epsilon_high
         )
+        loss_BT = loss.loss_BT if weights is None else loss.loss_BT * per_token(weights)
         return PolicyLoss(
-            total=loss.loss_BT.sum(),
+            total=loss_BT.sum(),
             clipped_low=(loss.clipped_low_BT & mask).sum(),
             clipped_high=(loss.clipped_high_BT & mask).sum(),
         )

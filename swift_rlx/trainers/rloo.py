@@ -31,13 +31,23 @@ class RLOOTrainer(OnPolicyTrainer):
         advantages_N = loo_advantages(shaped_N, rollout.group_ids_N, rollout.valid_N)
         return advantages_N[rollout.rows, None].expand(rollout.mask_nT.shape)
 
-    def policy_loss(self, logprobs_BT: torch.Tensor, old_BT: torch.Tensor, batch: RLXBatch) -> PolicyLoss:
+    def policy_loss(
+        self,
+        logprobs_BT: torch.Tensor,
+        old_BT: torch.Tensor,
+        batch: RLXBatch,
+        weights: torch.Tensor | None = None,
+    ) -> PolicyLoss:
         mask = batch.loss_mask
         advantages_B = batch.advantages[:, 0]  # one per completion, the same at each of its tokens
-        loss = sequence_ppo_loss(logprobs_BT, old_BT, advantages_B, mask, self.epsilon_low, self.epsilon_high)
+        per_token = weights if weights is not None and weights.ndim == 2 else None
+        loss = sequence_ppo_loss(
+            logprobs_BT, old_BT, advantages_B, mask, self.epsilon_low, self.epsilon_high, per_token
+        )
+        loss_B = loss.loss_B if weights is None or weights.ndim == 2 else loss.loss_B * weights
         rows = mask.any(1)
         return PolicyLoss(
-            total=loss.loss_B[rows].sum() + 0.0 * logprobs_BT.sum(),
+            total=loss_B[rows].sum() + 0.0 * logprobs_BT.sum(),
             clipped_low=(loss.clipped_low_B & rows).sum(),
             clipped_high=(loss.clipped_high_B & rows).sum(),
         )
