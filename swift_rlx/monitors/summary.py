@@ -7,6 +7,7 @@ worker, or the staleness bound.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,11 +24,25 @@ SLOTS_FULL = 0.8
 NOTABLE_WASTE = 0.05
 
 
+class Limit(enum.Enum):
+    """What can keep a run from being faster."""
+
+    TRAINING = "training"
+    TURNS = "taking turns"
+    GENERATION = "generation"
+    STALENESS = "the staleness bound"
+    REWARDS = "rewards"
+    PUBLISHING = "publishing weights"
+    EVALUATION = "evaluation"
+    CHECKPOINTS = "saving checkpoints"
+    BETWEEN = "the trainer's work between its steps"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What limited a run, how that shows, and what to do."""
 
-    limit: str
+    limit: Limit
     evidence: str
     advice: str
 
@@ -43,7 +58,7 @@ def judge(totals: RunTotals, plan: RolloutPlan) -> Verdict | None:
         return _training(totals, plan)
     if rest > lost[largest]:
         return Verdict(
-            "the trainer's work between its steps",
+            Limit.BETWEEN,
             f"{_percent(rest)} of the time: data, padding, gathering, logging",
             "use longer steps (--gradient_accumulation_steps), or profile the trainer",
         )
@@ -65,29 +80,29 @@ def _training(totals: RunTotals, plan: RolloutPlan) -> Verdict:
         )
     else:
         advice = "only a faster trainer makes it faster: more ranks, or larger micro-batches"
-    return Verdict("training", f"{_slots(totals, plan)}", advice)
+    return Verdict(Limit.TRAINING, f"{_slots(totals, plan)}", advice)
 
 
 def _waiting(totals: RunTotals, plan: RolloutPlan) -> Verdict:
     waited = f"the trainer waited {_percent(totals.share(Phase.WAIT))} of the time"
     if plan.max_staleness == 0:
         advice = "set --max_staleness 1 or more, so that generation and training overlap"
-        return Verdict("taking turns", f"{waited} at staleness 0", advice)
+        return Verdict(Limit.TURNS, f"{waited} at staleness 0", advice)
     if totals.score_s > totals.generate_s:
         evidence = (
             f"{waited}; a group took {totals.generate_s:.1f} s to generate, {totals.score_s:.1f} s to score"
         )
-        return Verdict("rewards", evidence, "make the slowest reward faster, asynchronous or smaller")
+        return Verdict(Limit.REWARDS, evidence, "make the slowest reward faster, asynchronous or smaller")
     evidence = f"{waited}, {_slots(totals, plan)}"
     if totals.mean_inflight >= SLOTS_FULL * plan.slots:
         speed_up = 1.0 / max(1.0 - totals.share(Phase.WAIT), 1e-3)
         workers = max(math.ceil(plan.workers * speed_up), plan.workers + 1)
         advice = f"--rollout_workers {workers} would feed the trainer, or raise --rollout_max_inflight"
-        return Verdict("generation", evidence, advice)
+        return Verdict(Limit.GENERATION, evidence, advice)
     advice = f"raise --max_staleness ({plan.max_staleness})"
     if plan.weight_update == "drain":
         advice += ", or use a backend that can keep answers in flight while weights are published"
-    return Verdict("the staleness bound", evidence, advice)
+    return Verdict(Limit.STALENESS, evidence, advice)
 
 
 def _publishing(totals: RunTotals, plan: RolloutPlan) -> Verdict:
@@ -95,19 +110,19 @@ def _publishing(totals: RunTotals, plan: RolloutPlan) -> Verdict:
     advice = (
         "publish less often (--steps_per_generation), or train LoRA, of which only the adapter is published"
     )
-    return Verdict("publishing weights", f"{share} of the trainer's time", advice)
+    return Verdict(Limit.PUBLISHING, f"{share} of the trainer's time", advice)
 
 
 def _evaluating(totals: RunTotals, plan: RolloutPlan) -> Verdict:
     share = _percent(totals.share(Phase.EVALUATE))
     return Verdict(
-        "evaluation", f"{share} of the time", "evaluate less often (--eval_steps) or on fewer rows"
+        Limit.EVALUATION, f"{share} of the time", "evaluate less often (--eval_steps) or on fewer rows"
     )
 
 
 def _saving(totals: RunTotals, plan: RolloutPlan) -> Verdict:
     share = _percent(totals.share(Phase.SAVE))
-    return Verdict("saving checkpoints", f"{share} of the time", "save less often (--save_steps)")
+    return Verdict(Limit.CHECKPOINTS, f"{share} of the time", "save less often (--save_steps)")
 
 
 def _second_advice(totals: RunTotals, plan: RolloutPlan, first: str) -> str | None:
@@ -139,7 +154,7 @@ def summary_line(totals: RunTotals, plan: RolloutPlan) -> str:
     busy = _percent(totals.share(Phase.TRAIN))
     return (
         f"rollout: {steps}, {_duration(totals.wall_s)} after the first {WARM_UP_STEPS}, trainer {busy} busy, limited"
-        f" by {verdict.limit} ({verdict.evidence}): {'; '.join(advice)}"
+        f" by {verdict.limit.value} ({verdict.evidence}): {'; '.join(advice)}"
     )
 
 

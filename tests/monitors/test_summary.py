@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_rlx.monitors import Phase, RolloutPlan, RunTotals
-from swift_rlx.monitors.summary import judge, ledger_line, summary_line
+from swift_rlx.monitors.summary import Limit, judge, ledger_line, summary_line
 from swift_rlx.types import Fate
 
 PLAN = RolloutPlan(workers=2, max_inflight=32, max_staleness=2)
@@ -89,7 +89,11 @@ CASES = {
 @pytest.mark.parametrize(("run", "plan", "limit", "advice"), CASES.values(), ids=CASES)
 def test_the_limit_is_named_with_what_to_change(run, plan, limit, advice):
     verdict = judge(run, plan)
-    assert (verdict.limit, verdict.advice) == (limit, advice)
+    assert (verdict.limit.value, verdict.advice) == (limit, advice)
+
+
+def test_the_table_has_every_limit():
+    assert {limit for _, _, limit, _ in CASES.values()} == {limit.value for limit in Limit}
 
 
 SECOND = {
