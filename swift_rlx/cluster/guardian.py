@@ -1,6 +1,6 @@
 """No orphans: a tiny process that outlives the trainer and ends what it leaves behind, whatever ended it.
 
-    trainer --pipe--> guardian        "group 123", "directory /dev/shm/...", and the same with "forget " before it
+    trainer --pipe--> guardian        "group 123 mark", "directory /dev/shm/...", the same with "forget " before it
        |                  |
        +-- worker groups  +-- waits for the trainer's end, then kills the groups and removes the directories
 
@@ -25,49 +25,54 @@ from pathlib import Path
 SHARED_MEMORY = "/dev/shm/"
 SEGMENTS = ("psm_", "sem.mp-", "torch_")
 """How the segments in shared memory begin that Python's multiprocessing and torch make."""
+MARK = "SWIFT_RLX_WORKER"
+"""Environment variable by which descendants of a worker are known, whatever session they are in."""
 TRACKER_S = 1.0
 """How long multiprocessing's resource tracker may take to remove what it knows of."""
 _TRACKER = b"multiprocessing.resource_tracker"
 
 
-def members(group: int) -> set[int]:
-    """Living processes of a process group, of the session of the same number, and descendants of those."""
+def members(group: int, mark: str = "") -> set[int]:
+    """Living processes of a process group, of the session of the same number, and descendants of those.
+
+    Also those whose environment has `MARK` with this value: descendants that went their own way.
+    """
+    sign = f"{MARK}={mark}".encode() if mark else b""
     parents: dict[int, int] = {}
     found = set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        try:
-            text = Path("/proc", entry, "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue  # it has ended meanwhile
-        state, parent, process_group, session = text.rpartition(")")[2].split()[:4]
-        if state in "ZX":
+        fields = _read(entry, "stat").decode(errors="replace").rpartition(")")[2].split()[:4]
+        if not fields or fields[0] in "ZX":
             continue
+        _, parent, process_group, session = fields
         parents[int(entry)] = int(parent)
-        if group in (int(process_group), int(session)):
+        if group in (int(process_group), int(session)) or (
+            sign and sign in _read(entry, "environ").split(b"\0")
+        ):
             found.add(int(entry))
     while more := {one for one, parent in parents.items() if parent in found} - found:
         found |= more
     return found
 
 
-def end_group(group: int) -> None:
-    """Kill a process group with its descendants, and remove the shared memory that only they had mapped.
+def end_group(group: int, mark: str = "") -> None:
+    """Kill the `members` of a process group, and remove the shared memory that only they had mapped.
 
     Blocks for milliseconds; up to a second where a resource tracker of multiprocessing cleans up.
     """
-    processes = members(group)
+    processes = members(group, mark)
     segments = _segments(processes)
-    trackers = {one for one in processes if _TRACKER in _command(one)}
+    trackers = {one for one in processes if _TRACKER in _read(str(one), "cmdline")}
     _kill(processes - trackers)
     until = time.monotonic() + TRACKER_S
-    while trackers & members(group) and time.monotonic() < until:
+    while trackers & members(group, mark) and time.monotonic() < until:
         time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     for _ in range(50):  # what was forked in between
-        if not (rest := members(group)):
+        if not (rest := members(group, mark)):
             break
         segments |= _segments(rest)
         _kill(rest)
@@ -81,9 +86,10 @@ def _kill(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def _command(process: int) -> bytes:
+def _read(process: str, file: str) -> bytes:
+    """A file about a process; empty where it has ended or is somebody else's."""
     try:
-        return Path("/proc", str(process), "cmdline").read_bytes()
+        return Path("/proc", process, file).read_bytes()
     except OSError:
         return b""
 
@@ -92,11 +98,7 @@ def _segments(processes: Iterable[int]) -> set[str]:
     """Paths in shared memory that these processes have mapped."""
     found = set()
     for process in processes:
-        try:
-            text = Path("/proc", str(process), "maps").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        for line in text.splitlines():
+        for line in _read(str(process), "maps").decode(errors="replace").splitlines():
             path = line.partition(SHARED_MEMORY)[2]
             if path.startswith(SEGMENTS) and not path.endswith(" (deleted)"):
                 found.add(SHARED_MEMORY + path)
@@ -122,13 +124,13 @@ class Guardian:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
-    def add_group(self, group: int) -> None:
-        """Kill this process group when the trainer is gone."""
-        self._add(f"group {group}")
+    def add_group(self, group: int, mark: str) -> None:
+        """Kill the members of this process group when the trainer is gone."""
+        self._add(f"group {group} {mark}")
 
-    def forget_group(self, group: int) -> None:
+    def forget_group(self, group: int, mark: str) -> None:
         """It has ended."""
-        self._forget(f"group {group}")
+        self._forget(f"group {group} {mark}")
 
     def add_directory(self, path: Path) -> None:
         """Remove this directory when the trainer is gone."""
@@ -214,7 +216,8 @@ def main() -> None:
     for line in sorted(lines, reverse=True):  # groups before directories
         kind, _, what = line.partition(" ")
         if kind == "group":
-            end_group(int(what))
+            number, _, mark = what.partition(" ")
+            end_group(int(number), mark)
         else:
             shutil.rmtree(what, ignore_errors=True)
 
@@ -222,7 +225,7 @@ def main() -> None:
 def _read_all() -> set[str]:
     """The trainer ended before we began; what it wrote is in the pipe."""
     os.set_blocking(0, False)
-    return _apply(set(), _read() or b"")
+    return _apply(set(), _read_pipe() or b"")
 
 
 def _listen(alive: int) -> set[str]:
@@ -236,7 +239,7 @@ def _listen(alive: int) -> set[str]:
     while True:
         ready = {fd for fd, _ in poll.poll()}
         if 0 in ready:
-            data = _read()
+            data = _read_pipe()
             if data == b"":
                 poll.unregister(0)  # the pipe was closed; only the pidfd tells the end
             complete, _, rest = (rest + (data or b"")).rpartition(b"\n")
@@ -245,7 +248,7 @@ def _listen(alive: int) -> set[str]:
             return lines
 
 
-def _read() -> bytes | None:
+def _read_pipe() -> bytes | None:
     try:
         return os.read(0, 1 << 16)
     except BlockingIOError:

@@ -121,7 +121,7 @@ class Host:
         try:
             self._channel.send(Reply(call.number, await self._answer(call.body)))
         except Exception as error:  # noqa: BLE001 (foreign code)
-            if not isinstance(error, BackendRejected):
+            if not isinstance(error, (BackendRejected, WorkerDied)):
                 traceback.print_exc()
             self._channel.send(Failed(call.number, ErrorRecord.of(error)))
             if isinstance(error, WorkerDied):

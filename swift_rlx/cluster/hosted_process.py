@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from typing import Any
 
 from swift_rlx.backends import EngineSpec
 from swift_rlx.cluster.channel import BrokenMessage, Channel
-from swift_rlx.cluster.guardian import end_group, guardian
+from swift_rlx.cluster.guardian import MARK, end_group, guardian
 from swift_rlx.cluster.messages import (
     BEAT_S,
     FROM_WORKER,
@@ -70,7 +71,12 @@ class HostedProcess:
     """To be started with `launch`. Used from one asyncio loop."""
 
     def __init__(
-        self, launch: Launch, process: subprocess.Popen[bytes], channel: Channel[FromWorker], log_begin: int
+        self,
+        launch: Launch,
+        process: subprocess.Popen[bytes],
+        mark: str,
+        channel: Channel[FromWorker],
+        log_begin: int,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.pid = process.pid
@@ -80,6 +86,7 @@ class HostedProcess:
         """Done once its group is gone."""
         self._launch = launch
         self._process = process
+        self._mark = mark
         self._channel = channel
         self._log_begin = log_begin
         self._numbers = itertools.count(1)
@@ -101,10 +108,11 @@ class HostedProcess:
         with theirs:
             channel = await Channel.open(ours, FROM_WORKER)  # the last wait: from here on, nothing gets lost
             log_begin = launch.log.stat().st_size if launch.log.exists() else 0
-            process = _popen(launch, theirs)
-            guardian().add_group(process.pid)
+            mark = f"{os.getpid()}.{secrets.token_hex(8)}"
+            process = _popen(launch, theirs, mark)
+            guardian().add_group(process.pid, mark)
             channel.send(Start(launch.spec, tuple(sys.path), launch.silence_limit_s))
-            return cls(launch, process, channel, log_begin)
+            return cls(launch, process, mark, channel, log_begin)
 
     @property
     def is_alive(self) -> bool:
@@ -151,7 +159,7 @@ class HostedProcess:
         """End it now with its group; what waits for it gets `WorkerDied` with this reason."""
         self._fail(reason)
         if self._killing is None and not self.ended.done():
-            self._killing = asyncio.ensure_future(asyncio.to_thread(end_group, self.pid))
+            self._killing = asyncio.ensure_future(asyncio.to_thread(end_group, self.pid, self._mark))
 
     def death(self) -> RlxError:
         """Why it cannot answer, with the end of its log. An error of ours that broke its start is that error."""
@@ -232,15 +240,15 @@ class HostedProcess:
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
             await asyncio.wait_for(self._heard_all.wait(), LAST_WORDS_S)
         self._fail(_how_it_ended(self.pid))
-        await (self._killing or asyncio.to_thread(end_group, self.pid))
+        await (self._killing or asyncio.to_thread(end_group, self.pid, self._mark))
         self._process.wait()
-        guardian().forget_group(self.pid)
+        guardian().forget_group(self.pid, self._mark)
         os.close(self._pidfd)
         self._channel.close()
         self.ended.set_result(None)
 
 
-def _popen(launch: Launch, theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _popen(launch: Launch, theirs: socket.socket, mark: str) -> subprocess.Popen[bytes]:
     descriptor = theirs.fileno()
     module = "swift_rlx.cluster.host"
     with launch.log.open("ab") as log:
@@ -249,7 +257,7 @@ def _popen(launch: Launch, theirs: socket.socket) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(launch.environment),
+            env={**_environment(launch.environment), MARK: mark},
             pass_fds=(descriptor,),
             start_new_session=True,
         )

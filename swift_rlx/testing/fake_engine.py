@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,9 @@ class FakeEngine:
     """`options` of the spec: `token_s` seconds per token, `update`: "keep", "pin" or "" for neither.
 
     Prompts that begin with one of these token ids make it misbehave, where the option is set: `crash_token` ends the
-    process by SIGKILL, `hang_token` stops the process, `lose_token` loses the engine, `bug_token` raises.
+    process by SIGKILL, `hang_token` stops the process, `lose_token` loses the engine, `bug_token` and `busy_token`
+    raise.
+    `ignores_weights`: new weights are acknowledged only; `deaf`: it never says how it is; `build_s`: for building it.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -94,6 +97,8 @@ class FakeEngine:
 
     async def health(self) -> Health:
         """The version of the table."""
+        if self._spec.options.get("deaf"):
+            await asyncio.Event().wait()
         return Health(self._weights.version)
 
     async def logprobs(self, token_ids: IntArray) -> FloatArray:
@@ -156,6 +161,7 @@ class FakeEngine:
 
 def create(spec: EngineSpec) -> FakeEngine:
     """The factory."""
+    time.sleep(float(str(spec.options.get("build_s", 0.0))))
     return FakeEngine(spec)
 
 

@@ -1,0 +1,100 @@
+"""The real scheduler over real worker processes, one of which is killed in the middle of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from worker_runs import until, weights, worker
+
+from swift_rlx.errors import WeightMismatch
+from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler
+from swift_rlx.types import Fate, PolicyVersion, Prompt, SamplingParams, Score
+
+PROMPTS, BATCH, GROUP = 24, 4, 2
+
+
+async def score(prompt, completions):
+    return [Score(1.0) for _ in completions]
+
+
+def prompts():
+    return [Prompt(index, np.array([1 + index % 10, 2], np.int32)) for index in range(PROMPTS)]
+
+
+async def kill(one):
+    """Kill a worker that has answers in flight; seconds until this is known."""
+    process = one._process
+    await until(lambda: process._pending)
+    one.probe_difference = None
+    killed = time.monotonic()
+    os.kill(process.pid, signal.SIGKILL)
+    await until(lambda: not process.is_alive)
+    return time.monotonic() - killed
+
+
+async def train(folder, files, kill_at):
+    """Train on everything; before batch `kill_at`, kill a worker with answers in flight. What was seen."""
+    workers = [worker(folder, f"worker-{number}", token_s=0.004) for number in range(2)]
+    await asyncio.gather(*(each.start() for each in workers))
+    config = RolloutConfig(
+        batch_groups=BATCH,
+        group_size=GROUP,
+        max_staleness=2,
+        max_inflight=8,
+        request_timeout_s=20.0,
+        sampling=SamplingParams(max_tokens=20),
+    )
+    answers, versions, noticed_s = {}, [], None
+    async with RolloutScheduler(config, workers, IterableSource(prompts()), score) as scheduler:
+        number = 0
+        while (batch := await scheduler.next_batch()) is not None:
+            for one in batch.groups:
+                for member in one.group.members:
+                    key = (member.prompt.index, member.member)
+                    assert key not in answers
+                    answers[key] = member.completion
+            if number == kill_at:
+                noticed_s = await kill(workers[0])
+            version = scheduler.publish(files)
+            await scheduler.published(version)
+            versions.append(version)
+            number += 1
+        if kill_at is not None:  # the scheduler starts it again and gives it the weights, on its own
+            await until(lambda: workers[0].start_number == 2 and workers[0].probe_difference is not None)
+            versions.append((await workers[0].health()).version)
+        stats = scheduler.statistics()
+    return answers, versions, noticed_s, stats, workers
+
+
+def test_a_killed_worker_costs_time_and_no_answer(tmp_path):
+    files = weights(tmp_path, 1)
+    answers, versions, noticed_s, stats, workers = asyncio.run(train(tmp_path, files, kill_at=1))
+    assert noticed_s < 2
+    assert sorted(answers) == [(index, member) for index in range(PROMPTS) for member in range(GROUP)]
+    assert (stats.trained, stats.admitted, stats.open, sum(stats.dropped.values())) == (
+        PROMPTS,
+        PROMPTS,
+        0,
+        0,
+    )
+    assert stats.failures.keys() == {"WorkerDied"}
+    assert sum(stats.tokens.values()) == stats.generated_tokens
+    assert workers[0].start_number == 2
+    assert (
+        versions[-1] == versions[-2] == PolicyVersion(0, PROMPTS // BATCH)
+    )  # it was given the current weights
+    assert workers[0].probe_difference == 0.0
+    assert Counter(each.worker for each in answers.values())["worker-1"] > 0
+    assert stats.tokens[Fate.TRAINED] == sum(each.num_tokens for each in answers.values())
+
+
+def test_weights_that_are_not_served_end_the_run(tmp_path):
+    files = weights(tmp_path, 1, probe_of=2)
+    with pytest.raises(WeightMismatch, match=r"does not serve the weights 0\.1"):
+        asyncio.run(train(tmp_path, files, kill_at=None))
