@@ -13,25 +13,25 @@ CHAT_TEMPLATE = (
 VOCABULARY = 300
 
 
-def save_tiny_llama(folder: Path, seed: int = 0) -> None:
-    """Write model and tokenizer to `folder`, as `from_pretrained` reads them."""
+def save_tiny_llama(folder: Path, seed: int = 0, **changes: object) -> None:
+    """Write model and tokenizer to `folder`, as `from_pretrained` reads them; `changes` of the config."""
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    config = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+    }
+    LlamaForCausalLM(LlamaConfig(**config | changes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
