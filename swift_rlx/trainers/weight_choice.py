@@ -16,6 +16,9 @@ from swift_rlx.errors import ConfigError
 AdapterFault = Callable[[dict[str, Any], int], "str | None"]
 """Why an engine cannot load an adapter of this config under that maximum rank; None if it can."""
 
+Layout = Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]
+"""From the names and shapes that parameters have in a model to those of its checkpoints."""
+
 MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora-ga", "lora_ga")
 """Initializations of LoRA that take out of the base weights what they put into the adapter."""
 
@@ -31,6 +34,21 @@ def adapter_fault_of(engine_name: str) -> AdapterFault:
 
         return adapter_fault
     return loads_all
+
+
+def layout_of(engine_name: str) -> Layout:
+    """How an engine wants all weights: as the model has them for those that run the same model, else as files do."""
+    if engine_name == "transformers":
+        return _as_in_the_model
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # before transformers 5 a model had the names of its files
+        return _as_in_the_model
+    return revert_weight_conversion
+
+
+def _as_in_the_model(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return tensors
 
 
 def adapter_tensors(model: PeftModel, adapter: str) -> dict[str, Tensor]:

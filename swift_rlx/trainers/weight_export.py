@@ -8,6 +8,8 @@ so that beyond the model there is memory for one group only. Base weights are ne
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,11 +30,12 @@ from torch.distributed.tensor import DTensor
 from swift_rlx.backends.weights import Probe, WeightFiles, WeightKind
 from swift_rlx.errors import BackendError
 from swift_rlx.trainers import weight_choice as choice
-from swift_rlx.trainers.weight_pieces import Piece, pieces_of, published_parameters
+from swift_rlx.trainers.weight_pieces import Piece, pieces_of, published_tensors
 from swift_rlx.trainers.weight_probe import TOLERANCE, make_probe, probe_tokens
 
 logger = get_logger()
 GROUP_BYTES = 1 << 29
+LAYER = re.compile(r"(\.\d+\.).*")
 FAILURES = (OSError, SafetensorError, RuntimeError, ValueError)
 
 
@@ -59,6 +62,7 @@ class WeightExporter:
         """What the latest export cost."""
         self._trainer = trainer
         self._dtype = dtype
+        self._layout = choice.layout_of(engine_name)
         self._failure: Exception | None = None
         model = self._model
         choice.check_known_tuner(model)
@@ -67,7 +71,7 @@ class WeightExporter:
         if self.kind is WeightKind.FULL:
             choice.check_mergeable(model)
             choice.check_not_quantized(model)
-            published_parameters(self._base, self._adapter)
+            published_tensors(self._base, self._adapter)
         self._probe_ids = probe_tokens(model.get_input_embeddings().num_embeddings, _tokenizer(trainer))
         self._log(engine_name, reason)
 
@@ -106,7 +110,7 @@ class WeightExporter:
                 _size(tensor) for tensor in choice.adapter_tensors(self._model, self._adapter).values()
             )
         return sum(
-            _size(tensor, self._dtype) for tensor in published_parameters(self._base, self._adapter).values()
+            _size(tensor, self._dtype) for tensor in published_tensors(self._base, self._adapter).values()
         )
 
     @property
@@ -156,21 +160,21 @@ class WeightExporter:
 
     def _write_all(self, folder: Path) -> None:
         base = self._base
-        names = published_parameters(base, self._adapter)
+        names = published_tensors(base, self._adapter)
         for number, group in enumerate(_groups(pieces_of(base, self._adapter)), start=1):
-            parameters = {id(one): one for piece in group for one in piece.parameters()}
-            with self._gather(parameters.values()):
-                values = {key: _whole(parameter) for key, parameter in parameters.items()}
+            sources = {id(one): one for piece in group for one in piece.sources()}
+            with self._gather(sources.values()):
+                values = {key: _whole(tensor) for key, tensor in sources.items()}
                 if self._is_main:
                     with self._failure_kept():
-                        tensors = self._read(group, values, names)
+                        tensors = self._layout(base, self._read(group, values, names))
                         _save(folder / f"model-{number:05d}.safetensors", tensors)
 
     def _read(
-        self, group: list[Piece], values: dict[int, Tensor], names: dict[str, nn.Parameter]
+        self, group: list[Piece], values: dict[int, Tensor], names: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         return {
-            name: tensor.to("cpu", self._dtype or names[name].dtype)
+            name: tensor.to("cpu", _published_type(names[name], self._dtype))
             for piece in group
             for name, tensor in piece.read(values, self._adapter).items()
             if name in names
@@ -208,15 +212,19 @@ def _reshard(model: nn.Module) -> None:
 
 
 def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Successive pieces of together GROUP_BYTES, a larger one alone."""
+    """Successive whole layers of together at most GROUP_BYTES, or one that is larger alone.
+
+    A layer is not cut, because its layout in a checkpoint may join what are several tensors in the model.
+    """
     group: list[Piece] = []
     total = 0
-    for piece in pieces:
-        size = sum(_size(parameter) for parameter in piece.parameters())
+    for _, found in itertools.groupby(pieces, lambda piece: LAYER.sub(r"\1", piece.prefix)):
+        layer = list(found)
+        size = sum(_size(tensor) for piece in layer for tensor in piece.sources())
         if group and total + size > GROUP_BYTES:
             yield group
             group, total = [], 0
-        group.append(piece)
+        group += layer
         total += size
     yield group
 
@@ -224,7 +232,11 @@ def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 def _size(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
     """Bytes of the whole tensor, also where this rank holds a part of it."""
     numel = getattr(tensor, "ds_numel", None) or tensor.numel()
-    return numel * (dtype or tensor.dtype).itemsize
+    return int(numel) * _published_type(tensor, dtype).itemsize
+
+
+def _published_type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -24,29 +24,33 @@ TRANSPARENT = ("_orig_mod", "_checkpoint_wrapped_module")
 """Children that torch.compile and activation checkpointing put between a module and its name."""
 
 Values = Mapping[int, Tensor]
-"""The whole, gathered tensor of each parameter, by the parameter's `id`."""
+"""The whole, gathered tensor of each parameter and buffer, by the `id` of what the module holds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """A module's own parameters, or with `adapted` those of the layer that an adapter was put around."""
+    """A module's own tensors, or with `adapted` those of the layer that an adapter was put around.
+
+    Its tensors are its parameters and those buffers that a checkpoint holds.
+    """
 
     prefix: str
     module: nn.Module
     adapted: bool
 
-    def parameters(self) -> list[nn.Parameter]:
+    def sources(self) -> Iterator[Tensor]:
         """All that has to be gathered to read the piece."""
-        return list(self.module.parameters(recurse=self.adapted))
+        yield from self.module.parameters(recurse=self.adapted)
+        yield from self.module.buffers(recurse=self.adapted)
 
-    def targets(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Name and base parameter of each tensor that `read` gives."""
-        return _base_parameters(self.module, self.prefix, recurse=self.adapted)
+    def targets(self) -> Iterator[tuple[str, Tensor]]:
+        """Name of each tensor that `read` gives, and what the base model has there."""
+        return _base_tensors(self.module, self.prefix, recurse=self.adapted)
 
     def read(self, values: Values, adapter: str | None) -> dict[str, Tensor]:
         """Its tensors by name; those of an adapted layer are merged and float32."""
         if not self.adapted:
-            return {name: values[id(parameter)] for name, parameter in self.targets()}
+            return {name: values[id(tensor)] for name, tensor in self.targets()}
         return _merged(self, values, adapter)
 
 
@@ -57,15 +61,16 @@ def pieces_of(module: nn.Module, adapter: str | None = None, prefix: str = "") -
         yield from pieces_of(trained.get(adapter, module.original_module), adapter, prefix)
         return
     adapted = isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
-    if adapted or any(parameter is not None for parameter in module._parameters.values()):
-        yield Piece(prefix, module, adapted)
+    piece = Piece(prefix, module, adapted)
+    if any(True for _ in piece.targets()):
+        yield piece
     if not adapted:
         for name, child in module.named_children():
             yield from pieces_of(child, adapter, _below(prefix, name))
 
 
-def published_parameters(model: nn.Module, adapter: str | None) -> dict[str, nn.Parameter]:
-    """Each name that is published and its parameter, merged or not; of tied ones the first name.
+def published_tensors(model: nn.Module, adapter: str | None) -> dict[str, Tensor]:
+    """Each name that is published and what the base model or the adapter has there; of tied ones the first name.
 
     Raises:
         ConfigError: the adapter changes one of two tied parameters, which makes them two, and a model that is loaded
@@ -73,10 +78,10 @@ def published_parameters(model: nn.Module, adapter: str | None) -> dict[str, nn.
     """
     tied: dict[int, list[str]] = {}
     for piece in pieces_of(model):
-        for name, parameter in piece.targets():
-            tied.setdefault(id(parameter), []).append(name)
+        for name, tensor in piece.targets():
+            tied.setdefault(id(tensor), []).append(name)
     pieces = {name: piece for piece in pieces_of(model, adapter) for name, _ in piece.targets()}
-    current = {name: parameter for piece in pieces_of(model, adapter) for name, parameter in piece.targets()}
+    current = {name: tensor for piece in pieces_of(model, adapter) for name, tensor in piece.targets()}
     for names in tied.values():
         parted = len({id(current[name]) for name in names}) > 1 or any(pieces[name].adapted for name in names)
         if len(names) > 1 and parted:
@@ -92,20 +97,18 @@ def _below(prefix: str, name: str) -> str:
     return prefix if name in TRANSPARENT else f"{prefix}{name}."
 
 
-def _base_parameters(
-    module: nn.Module, prefix: str, *, recurse: bool = True
-) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters under their names in the base model, those of adapters left out."""
+def _base_tensors(module: nn.Module, prefix: str, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and kept buffers under their names in the base model, those of adapters left out."""
     if isinstance(module, AuxiliaryTrainingWrapper):
         module = module.token_adapter
     if isinstance(module, BaseTunerLayer):
         module = module.get_base_layer()
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield prefix + name, parameter
+    for name, tensor in {**module._parameters, **module._buffers}.items():
+        if tensor is not None and name not in module._non_persistent_buffers_set:
+            yield prefix + name, tensor
     if recurse:
         for name, child in module.named_children():
-            yield from _base_parameters(child, _below(prefix, name))
+            yield from _base_tensors(child, _below(prefix, name))
 
 
 def _merged(piece: Piece, values: Values, adapter: str | None) -> dict[str, Tensor]:
@@ -114,7 +117,7 @@ def _merged(piece: Piece, values: Values, adapter: str | None) -> dict[str, Tens
     with torch.no_grad():
         for layer in reversed(layers):  # where one adapter is put around another, the inner one first
             layer.merge(adapter_names=[adapter])
-    return {name: tensor.detach() for name, tensor in _base_parameters(copy, piece.prefix)}
+    return {name: tensor.detach() for name, tensor in _base_tensors(copy, piece.prefix)}
 
 
 def _float32_copy(module: nn.Module, values: Values) -> nn.Module:

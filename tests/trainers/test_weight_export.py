@@ -212,17 +212,18 @@ def test_large_models_go_into_several_files_in_the_engines_type(
     trained: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trained(tuner_type="full")
-    monkeypatch.setattr(weight_export, "GROUP_BYTES", 20_000)
+    monkeypatch.setattr(weight_export, "GROUP_BYTES", 40_000)
     files = export(trainer, tmp_path / "weights", dtype=torch.bfloat16)
 
     paths = sorted(path.name for path in Path(files.directory).iterdir())
-    assert paths[:2] == ["model-00001.safetensors", "model-00002.safetensors"]
+    # the embedding, two layers, the last norm
+    assert paths == [f"model-0000{number}.safetensors" for number in (1, 2, 3, 4)]
     sizes = [
         sum(tensor.nbytes for tensor in load_file(tmp_path / "weights" / name).values()) for name in paths
     ]
     exporter = WeightExporter(trainer, "transformers", dtype=torch.bfloat16)
     assert sum(sizes) == exporter.bytes_needed()
-    assert max(sizes) <= 20_000
+    assert max(sizes) <= 40_000 / 2
     tensors = read(files)
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(tensors[name], parameter.detach().bfloat16())

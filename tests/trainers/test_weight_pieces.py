@@ -7,7 +7,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_rlx.errors import ConfigError
-from swift_rlx.trainers.weight_pieces import pieces_of, published_parameters
+from swift_rlx.trainers.weight_pieces import pieces_of, published_tensors
 
 QV = ["q_proj", "v_proj"]
 ADAPTERS = {
@@ -59,8 +59,8 @@ def adapted(config: peft.PeftConfig, **changes: object) -> peft.PeftModel:
 
 
 def read_all(model: torch.nn.Module, adapter: str | None) -> dict[str, torch.Tensor]:
-    names = published_parameters(model, adapter)
-    values = {id(parameter): parameter.detach() for parameter in model.parameters()}
+    names = published_tensors(model, adapter)
+    values = {id(tensor): tensor.detach() for tensor in [*model.parameters(), *model.buffers()]}
     found = {}
     for piece in pieces_of(model, adapter):
         found |= piece.read(values, adapter)
@@ -112,7 +112,15 @@ def test_a_tied_parameter_is_read_once_under_its_first_name() -> None:
 def test_an_adapter_that_parts_tied_parameters_is_refused(name: str) -> None:
     model = adapted(ADAPTERS[name], tie_word_embeddings=True)
     with pytest.raises(ConfigError, match=r"embed_tokens.weight and lm_head.weight are one parameter"):
-        published_parameters(model.get_base_model(), "default")
+        published_tensors(model.get_base_model(), "default")
+
+
+def test_buffers_that_a_checkpoint_holds_are_read_too() -> None:
+    model = tiny()
+    model.model.norm.register_buffer("correction", torch.ones(2))
+    model.model.norm.register_buffer("scratch", torch.ones(2), persistent=False)
+    assert set(read_all(model, None)) == set(model.state_dict())
+    assert "model.norm.correction" in read_all(model, None)
 
 
 def test_copies_take_no_hooks_along() -> None:
