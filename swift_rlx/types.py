@@ -121,7 +121,10 @@ class Completion:
     first_token_s: float = 0.0
     finish_s: float = 0.0
     sampled: BoolArray | None = None
-    """Where False, the token came from the environment of a conversation, not from the policy; None: all sampled."""
+    """Where False, the token came from the environment of a conversation, not from the policy; None: all sampled.
+
+    Such a token never trains and is not counted as generated; its entry in `logprobs` and `policy_steps` means nothing.
+    """
     info: Mapping[str, object] = field(default_factory=dict)
     """What a conversation leaves beside its tokens: messages, the environment's reward and facts."""
 
@@ -129,15 +132,34 @@ class Completion:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy made."""
+        return len(self.token_ids) if self.sampled is None else int(self.sampled.sum())
+
+    @property
+    def sampled_steps(self) -> IntArray:
+        """`policy_steps` of the tokens that the policy made, [num_sampled]."""
+        return self.policy_steps if self.sampled is None else self.policy_steps[self.sampled]
+
     def fault(self) -> str | None:
         """What makes the record unusable for training, in words, or None."""
         if not self.num_tokens:
             return "no token"
-        for name, array in (("log-probs", self.logprobs), ("policy versions", self.policy_steps)):
+        counted: dict[str, npt.NDArray[np.generic]] = {
+            "log-probs": self.logprobs,
+            "policy versions": self.policy_steps,
+        }
+        if self.sampled is not None:
+            counted["marks of sampled tokens"] = self.sampled
+        for name, array in counted.items():
             if array.shape != self.token_ids.shape:
                 return f"{len(array)} {name} for {self.num_tokens} tokens"
-        if not np.isfinite(self.logprobs).all():
-            return "log-probs that are not finite"
+        if not self.num_sampled:
+            return "no token of its own"
+        logprobs = self.logprobs if self.sampled is None else self.logprobs[self.sampled]
+        if missing := int((~np.isfinite(logprobs)).sum()):
+            return f"no finite log-prob for {missing} of {self.num_sampled} sampled tokens"
         return None
 
 

@@ -45,7 +45,7 @@ OUTSIDE: dict[str, set[str]] = {
 }
 ENGINE_FILES: dict[str, set[str]] = {  # they are imported in a worker process alone
     "swift_rlx/backends/transformers_": {"numpy", "torch", "transformers", "peft", "safetensors"},
-    "swift_rlx/backends/vllm_": {"numpy", "torch", "safetensors", "vllm"},
+    "swift_rlx/backends/vllm_": {"numpy", "psutil", "torch", "safetensors", "vllm"},
 }
 MS_SWIFT = {"swift", "trl", "transformers", "peft", "accelerate", "datasets"}
 KNOWS_MS_SWIFT = {"trainers", "integration", "__main__"}
@@ -59,6 +59,8 @@ CATCHES_EVERYTHING = {
     "swift_rlx/backends/transformers_decoder.py": "a model raises what it likes",
     "swift_rlx/backends/transformers_engine.py": "a model and its files raise what they like",
     "swift_rlx/cluster/host.py": "an engine raises what it likes",
+    "swift_rlx/scheduler/threaded.py": "what ends the thread is raised in the caller's",
+    "swift_rlx/testing/engine_suite.py": "an engine under test raises what it likes",
     "swift_rlx/testing/reward_suite.py": "a reward under test raises what it likes",
     "swift_rlx/cli/probe.py": "a package that fails to import is a line of the doctor's report",
 }

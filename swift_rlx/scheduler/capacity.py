@@ -9,7 +9,8 @@ Laws, with B = batch_groups, m = batches_per_step, and b = max_staleness // step
    weights that are live is no longer among them; so a group that begins under live weights can be picked at one
    of the (b + 1) m pick-ups that the bound allows it. Weights that are published in the middle of a batch
    (steps_per_batch > 1) only make a group younger: the batch in training keeps its charge until its last step.
-3. admitted - dropped never exceeds max_batches * B: nothing is generated that will not be trained.
+3. admitted - dropped never exceeds max_batches * B (after a restart: beside what was picked before it): nothing is
+   generated that will not be trained.
 
 Shaping. The bound is a limit, not an aim: answers that wait in the buffer only grow old. Between two pick-ups the
 trainer needs B ready groups, and some answers need longer than one step; so besides the batch in training, B groups
@@ -21,6 +22,7 @@ old, and nothing is shaped.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from swift_rlx.errors import SchedulingError
 from swift_rlx.scheduler.config import RolloutConfig
@@ -31,19 +33,47 @@ MARGIN_DECAY = 0.98
 """What is left of the margin after a pick-up without a wait."""
 
 
-class Capacity:
-    """Counts admissions and says how many more there may be. `step` is the trainer's optimizer step."""
+@dataclass(frozen=True, slots=True)
+class CapacityCounts:
+    """What `Capacity` has counted; survives a restart. `picks`: (step that makes it live, groups)."""
 
-    def __init__(self, config: RolloutConfig, step: int = 0) -> None:
-        self.admitted = 0
-        self.dropped = 0
-        self.picked = 0
+    admitted: int = 0
+    dropped: int = 0
+    picked: int = 0
+    released: int = 0
+    picks: tuple[tuple[int, int], ...] = ()
+    unfinished: float | None = None
+    margin: float | None = None
+
+
+class Capacity:
+    """Counts admissions and says how many more there may be. `step` is that of the weights that are live."""
+
+    def __init__(self, config: RolloutConfig, step: int = 0, counts: CapacityCounts | None = None) -> None:
+        counts = counts or CapacityCounts()
+        self.admitted = counts.admitted
+        self.dropped = counts.dropped
+        self.picked = counts.picked
         self._config = config
-        self._released = 0
-        self._picks: deque[tuple[int, int]] = deque()  # (step that makes it live, groups)
+        self._picked_before = counts.picked
+        self._released = counts.released
+        self._picks = deque(counts.picks)
         self._step = step
-        self._unfinished = float(config.batch_groups)
-        self._margin = config.batch_groups / 4
+        self._unfinished = config.batch_groups if counts.unfinished is None else counts.unfinished
+        self._margin = config.batch_groups / 4 if counts.margin is None else counts.margin
+        self.live(step)
+
+    def counts(self) -> CapacityCounts:
+        """What a restart goes on with."""
+        return CapacityCounts(
+            self.admitted,
+            self.dropped,
+            self.picked,
+            self._released,
+            tuple(self._picks),
+            self._unfinished,
+            self._margin,
+        )
 
     @property
     def charged(self) -> int:
@@ -65,13 +95,17 @@ class Capacity:
         made = sum(when == step + self._config.steps_per_batch for when, _ in self._picks)
         return max(self._config.batches_per_step - 1 - made, 0)
 
+    @property
+    def has_admitted_all(self) -> bool:
+        """Whether what `max_batches` allows is admitted."""
+        return self._config.max_batches is not None and self._left(self._config.max_batches) <= 0
+
     def room(self) -> int:
         """How many groups may be admitted now."""
         config = self._config
         room = config.places - self.charged
         if config.max_batches is not None:
-            left = config.max_batches * config.batch_groups - (self.admitted - self.dropped)
-            room = min(room, left)
+            room = min(room, self._left(config.max_batches))
         if config.shape_capacity and config.max_staleness:
             room = min(room, self._shaped() - self.waiting)
         return max(room, 0)
@@ -102,6 +136,10 @@ class Capacity:
         self._step = step
         while self._picks and self._picks[0][0] <= step:
             self._released += self._picks.popleft()[1]
+
+    def _left(self, max_batches: int) -> int:
+        groups = self._picked_before + max_batches * self._config.batch_groups
+        return groups - (self.admitted - self.dropped)
 
     def _shaped(self) -> int:
         return round(self._config.batch_groups + self._unfinished + self._margin)

@@ -45,7 +45,7 @@ class RolloutConfig:
     batches_per_step: int = 1
     """Generation batches that the trainer picks up for one optimizer step; above 1 only with `steps_per_batch` 1."""
     max_batches: int | None = None
-    """Generation batches that will be trained; nothing is admitted past them."""
+    """Generation batches that will be picked up, after a restart those that are left; nothing is admitted past them."""
     max_inflight: int = 32
     """Completions in flight per worker."""
     reserved_share: float = 0.0

@@ -41,15 +41,24 @@ class Generation:
         state = self._state
         had_all = state.has_admitted_all
         while state.capacity.room() and (prompt := state.source.next()) is not None:
-            self._enqueue(state.book.admit(prompt, state.capacity.admit()))
+            self.admit(state.book.admit(prompt, state.capacity.admit()))
         if state.has_admitted_all and not had_all:
             state.events.train.set()
         for step, group in self._again:
             if step <= state.live.step:
-                self._enqueue(group)
+                self.admit(group)
         self._again = [one for one in self._again if one[0] > state.live.step]
         for line in self._waiting:
             self._send(line)
+
+    def admit(self, group: OpenGroup) -> None:
+        """Put the requests of an open group in line."""
+        config, prompt = self._state.config, group.prompt
+        expected = prompt.expected_tokens
+        tokens = len(prompt.token_ids) + (expected if expected is not None else int(self._mean_tokens))
+        is_long = expected is not None and expected >= config.long_tokens
+        line = self._waiting[0 if is_long else 1]
+        line.extend(Job(group, member, tokens, is_long) for member in range(config.group_size))
 
     def regenerate(self, group: OpenGroup) -> None:
         """All of a group was over age: make it again, once the trainer's weights of now are live."""
@@ -69,14 +78,6 @@ class Generation:
     def waiting(self) -> int:
         """Requests without a slot."""
         return sum(map(len, self._waiting))
-
-    def _enqueue(self, group: OpenGroup) -> None:
-        config, prompt = self._state.config, group.prompt
-        expected = prompt.expected_tokens
-        tokens = len(prompt.token_ids) + (expected if expected is not None else int(self._mean_tokens))
-        is_long = expected is not None and expected >= config.long_tokens
-        line = self._waiting[0 if is_long else 1]
-        line.extend(Job(group, member, tokens, is_long) for member in range(config.group_size))
 
     def _requeue(self, job: Job) -> None:
         self._waiting[0 if job.is_long else 1].appendleft(job)
@@ -142,7 +143,7 @@ class Generation:
         if isinstance(answer, BackendError):
             self._failed(job, worker, answer)
         elif answer.finish_reason is FinishReason.ABORT:
-            self._was_cut(job, answer.num_tokens)
+            self._was_cut(job, answer.num_sampled)
         else:
             self._answered(job, worker, answer)
 
@@ -150,17 +151,17 @@ class Generation:
         if answer.finish_reason is FinishReason.ABORT:
             if not job.is_being_cut and not self._state.is_closing:
                 raise BackendUnavailable(f"worker '{worker.name}' aborted an answer by itself").losing(
-                    answer.num_tokens
+                    answer.num_sampled
                 )
         elif (fault := answer.fault()) is not None:
-            raise BackendRejected(f"worker '{worker.name}' answered with {fault}").losing(answer.num_tokens)
+            raise BackendRejected(f"worker '{worker.name}' answered with {fault}").losing(answer.num_sampled)
 
     def _answered(self, job: Job, worker: Worker, answer: Completion) -> None:
         state = self._state
-        state.ledger.arrived(answer.num_tokens)
+        state.ledger.arrived(answer.num_sampled)
         state.router.succeeded(worker)
         self._recovery.succeeded()
-        self._mean_tokens += LENGTH_WEIGHT * (answer.num_tokens - self._mean_tokens)
+        self._mean_tokens += LENGTH_WEIGHT * (answer.num_sampled - self._mean_tokens)
         state.book.complete(job.group, job.member, answer)
         self._assemble(job.group)
 

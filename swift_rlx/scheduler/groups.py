@@ -114,6 +114,18 @@ class GroupBook:
         self._keys.add(prompt.key)
         return group
 
+    def restore(self, prompt: Prompt, order: int, rounds: int, record: TrajectoryGroup | None) -> OpenGroup:
+        """Open a group that was open before a restart; with its `record` it is ready, without it begins again."""
+        group = self.admit(prompt, order)
+        group.rounds = rounds
+        if record is not None:
+            group.completions = {one.member: one.completion for one in record.members}
+            group.attempts.update({one.member: one.attempts for one in record.members})
+            missing = set(range(group.size)) - set(group.completions)
+            group.failed = dict.fromkeys(missing, "failed before the restart")
+            group.state = GroupState.READY
+        return group
+
     def complete(self, group: OpenGroup, member: int, completion: Completion) -> None:
         """A member has its answer."""
         self._check_member(group, member)

@@ -9,11 +9,11 @@ from swift_rlx.types import Fate
 
 
 class TokenLedger:
-    """Counts tokens by fate. They arrive in flight, and are settled once."""
+    """Counts tokens by fate. They arrive in flight, and are settled once. `tokens`: counted before a restart."""
 
-    def __init__(self) -> None:
-        self._generated = 0
-        self._tokens = dict.fromkeys(Fate, 0)
+    def __init__(self, tokens: Mapping[Fate, int] | None = None) -> None:
+        self._tokens = dict.fromkeys(Fate, 0) | dict(tokens or {})
+        self._generated = sum(self._tokens.values())
 
     @property
     def generated(self) -> int:

@@ -56,7 +56,7 @@ class PickUp:
     def _send_back_expired(self, step: int) -> None:
         state = self._state
         for ready in state.ready.take_expired(step):
-            tokens = sum(member.completion.num_tokens for member in ready.group.members)
+            tokens = sum(member.completion.num_sampled for member in ready.group.members)
             state.ledger.settle(Fate.OVER_AGE, tokens)
             state.on_end(GroupEnd(ready.group, GroupOutcome.OVER_AGE))
             self._generation.regenerate(state.book.get(ready.group.order))
@@ -98,7 +98,7 @@ class PickUp:
     def _settle(self, group: TrainGroup, step: int) -> None:
         ledger = self._state.ledger
         for member, mask in zip(group.group.members, group.loss_masks, strict=True):
-            total, trained = member.completion.num_tokens, int(mask.sum())
+            total, trained = member.completion.num_sampled, int(mask.sum())
             ledger.settle(Fate.TRAINED, trained)
             fate = Fate.FAILED if member.score.reward is None else Fate.OVER_AGE
             ledger.settle(fate, total - trained)

@@ -47,14 +47,16 @@ def loss_mask(member: Trajectory, step: int, config: RolloutConfig) -> BoolArray
     if member.score.reward is None:
         return np.zeros(len(steps), dtype=np.bool_)
     young: BoolArray = steps >= step - config.max_staleness
-    if config.stale_tokens is StaleTokens.DROP and not young.all():
+    if member.completion.sampled is not None:
+        young &= member.completion.sampled
+    if config.stale_tokens is StaleTokens.DROP and int(young.sum()) < member.completion.num_sampled:
         young[:] = False
     return young
 
 
 def make_ready(group: TrajectoryGroup, config: RolloutConfig) -> ReadyGroup:
     """A group that enough members were scored of."""
-    steps = [member.completion.policy_steps for member in trainable(group)]
+    steps = [member.completion.sampled_steps for member in trainable(group)]
     if config.stale_tokens is StaleTokens.DROP:
         oldest = sorted((int(one[0]) for one in steps), reverse=True)
         keeps_until = oldest[config.min_members - 1]

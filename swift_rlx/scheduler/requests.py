@@ -96,7 +96,7 @@ async def attempt(
     finally:
         limit.stop()
     if limit.is_over:
-        raise _too_long(backend, request, limit_s).losing(completion.num_tokens)
+        raise _too_long(backend, request, limit_s).losing(completion.num_sampled)
     return completion
 
 

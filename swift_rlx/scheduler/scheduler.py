@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 from swift_rlx.backends.base import Backend, WeightUpdate, resolve_weight_update
@@ -36,41 +34,22 @@ from swift_rlx.scheduler.publishing import Publisher
 from swift_rlx.scheduler.ready import ReadyBuffer
 from swift_rlx.scheduler.recovery import Recovery, served_version
 from swift_rlx.scheduler.requests import within
+from swift_rlx.scheduler.resume import PromptOf, RolloutState, capture, restore
 from swift_rlx.scheduler.routing import Router, Worker
 from swift_rlx.scheduler.scoring import Scoring
 from swift_rlx.scheduler.state import Events, RunState, Scorer
+from swift_rlx.scheduler.statistics import Statistics, statistics_of
 from swift_rlx.scheduler.tasks import Supervisor
-from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt, TrainBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Counters of a run. admitted = trained + dropped + carried + open."""
-
-    admitted: int
-    trained: int
-    dropped: dict[DropReason, int]
-    carried: int
-    open: int
-    regenerated: int
-    ready: int
-    inflight: int
-    waiting_requests: int
-    retries: int
-    failovers: int
-    failures: dict[str, int]
-    """Failed attempts by kind of error."""
-    staleness: Counter[int]
-    """Trained tokens by staleness in optimizer steps."""
-    generated_tokens: int
-    tokens: dict[Fate, int]
+from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
 
 
 class RolloutScheduler:
     """Turns prompts into scored groups of completions under a strict staleness bound.
 
     `version`: of the weights that the backends serve at the start. `on_end`: told of each group that ends.
-    Raises `ConfigError` for backends that do not fit together. To be used from one asyncio loop.
+    `state`: the snapshot of an earlier start, with `prompt_of` (index, epoch) for the prompts in it; `prompts` then
+    goes on behind the first `state.admitted`. Raises `ConfigError` for backends that do not fit together, and
+    `CheckpointError` for a state that does not fit. To be used from one asyncio loop.
     """
 
     def __init__(
@@ -83,10 +62,15 @@ class RolloutScheduler:
         clock: Clock | None = None,
         version: PolicyVersion | None = None,
         on_end: OnEnd = lambda end: None,
+        state: RolloutState | None = None,
+        prompt_of: PromptOf | None = None,
     ) -> None:
         _check_names([backend.name for backend in backends])
         self.weight_update: WeightUpdate = resolve_weight_update(config.weight_update, backends)
-        version = version or PolicyVersion()
+        if version is None:
+            version = PolicyVersion() if state is None else state.next_version
+        if state is not None:
+            state.check(version, config)
         events = Events()
         reserved = int(config.reserved_share * config.max_inflight)
         self._state = RunState(
@@ -94,7 +78,7 @@ class RolloutScheduler:
             clock=clock or LoopClock(),
             source=prompts,
             router=Router(Worker(one, config.max_inflight, reserved, version) for one in backends),
-            capacity=Capacity(config, version.step),
+            capacity=Capacity(config, version.step, state.capacity if state else None),
             supervisor=Supervisor(events.wake_waiters),
             events=events,
             version=version,
@@ -102,7 +86,9 @@ class RolloutScheduler:
             on_end=on_end,
             book=GroupBook(config.group_size, config.min_members),
             ready=ReadyBuffer(config),
+            ledger=TokenLedger(state.tokens if state else None),
         )
+        self._resumed, self._prompt_of = state, prompt_of
         recovery = Recovery(self._state)
         self._generation = Generation(self._state, recovery, random.Random(config.seed))
         self._publisher = Publisher(
@@ -120,6 +106,8 @@ class RolloutScheduler:
     async def __aenter__(self) -> RolloutScheduler:
         state = self._state
         await self._check_served_versions()
+        if self._resumed is not None:
+            restore(self._resumed, state, self._prompt_of, self._generation.admit)
         state.source.on_change(self._source_changed)
         state.supervisor.loop("generate", generate_loop(state, self._generation))
         state.supervisor.loop("score", score_loop(state, self._scoring))
@@ -236,24 +224,11 @@ class RolloutScheduler:
 
     def statistics(self) -> Statistics:
         """The counters now."""
-        state = self._state
-        return Statistics(
-            admitted=state.capacity.admitted,
-            trained=state.book.trained,
-            dropped=dict(state.book.dropped),
-            carried=state.book.carried,
-            open=len(state.book),
-            regenerated=state.book.regenerated,
-            ready=len(state.ready),
-            inflight=state.router.inflight,
-            waiting_requests=self._generation.waiting,
-            retries=state.retries,
-            failovers=state.router.failovers,
-            failures=dict(state.failures),
-            staleness=Counter(state.staleness),
-            generated_tokens=state.ledger.generated,
-            tokens={fate: state.ledger.tokens(fate) for fate in Fate},
-        )
+        return statistics_of(self._state, self._generation.waiting)
+
+    def snapshot(self) -> RolloutState:
+        """What a checkpoint of the trainer's weights of now has to keep (`resume.py`)."""
+        return capture(self._state)
 
     def _source_changed(self) -> None:
         self._state.events.generate.set()

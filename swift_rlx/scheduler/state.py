@@ -77,7 +77,7 @@ class RunState:
 
     def drop(self, group: OpenGroup, record: TrajectoryGroup, reason: DropReason, detail: str = "") -> None:
         """A group ends without training; its tokens are settled and its place is given to another prompt."""
-        self.ledger.settle(Fate.FAILED, sum(one.num_tokens for one in group.completions.values()))
+        self.ledger.settle(Fate.FAILED, sum(one.num_sampled for one in group.completions.values()))
         self.book.drop(group, reason)
         self.capacity.drop()
         self.on_end(GroupEnd(record, GroupOutcome.DROPPED, reason, detail))
@@ -87,17 +87,15 @@ class RunState:
     @property
     def has_admitted_all(self) -> bool:
         """Whether no prompt will be admitted any more, unless one is dropped."""
-        config = self.config
-        admitted = self.capacity.admitted - self.capacity.dropped
-        full = config.max_batches is not None and admitted >= config.max_batches * config.batch_groups
-        return full or self.source.is_exhausted
+        return self.capacity.has_admitted_all or self.source.is_exhausted
 
     def check_versions(self, completion: Completion, served: PolicyVersion) -> None:
         """Raise `StalenessError` where a worker did not use the weights that it acknowledged.
 
         `served`: what it had acknowledged when the request was sent.
         """
-        first, last = int(completion.policy_steps[0]), int(completion.policy_steps[-1])
+        steps = completion.sampled_steps
+        first, last = int(steps.min()), int(steps.max())
         newest = max(self.version, self.live).step
         if completion.incarnation != served.incarnation or first < served.step or last > newest:
             raise StalenessError(

@@ -25,8 +25,10 @@ from swift_rlx.errors import BackendTimeout, SchedulingError
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.ending import OnEnd
 from swift_rlx.scheduler.prompts import PromptFeed, PromptSource
-from swift_rlx.scheduler.scheduler import RolloutScheduler, Statistics
+from swift_rlx.scheduler.resume import PromptOf, RolloutState
+from swift_rlx.scheduler.scheduler import RolloutScheduler
 from swift_rlx.scheduler.state import Scorer
+from swift_rlx.scheduler.statistics import Statistics
 from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
 
 Result = TypeVar("Result")
@@ -56,6 +58,8 @@ class RolloutThread:
         *,
         version: PolicyVersion | None = None,
         on_end: OnEnd = lambda end: None,
+        state: RolloutState | None = None,
+        prompt_of: PromptOf | None = None,
         close_limit_s: float | None = None,
     ) -> None:
         self._config = config
@@ -63,6 +67,8 @@ class RolloutThread:
         self._score = score
         self._version = version
         self._on_end = on_end
+        self._state = state
+        self._prompt_of = prompt_of
         self._prompts = prompts
         self._close_limit_s = close_limit_s or 3 * config.abort_grace_s + 5
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
@@ -135,6 +141,14 @@ class RolloutThread:
 
         return self._call(statistics())
 
+    def snapshot(self) -> RolloutState:
+        """As `RolloutScheduler.snapshot`, between an optimizer step and the next pick-up."""
+
+        async def snapshot() -> RolloutState:
+            return self._running().snapshot()
+
+        return self._call(snapshot())
+
     @property
     def scheduler(self) -> RolloutScheduler:
         """The scheduler itself, to be touched in its loop, or after `close`."""
@@ -195,7 +209,14 @@ class RolloutThread:
         backends = await self._make_backends()
         try:
             scheduler = RolloutScheduler(
-                self._config, backends, self._prompts, self._score, version=self._version, on_end=self._on_end
+                self._config,
+                backends,
+                self._prompts,
+                self._score,
+                version=self._version,
+                on_end=self._on_end,
+                state=self._state,
+                prompt_of=self._prompt_of,
             )
             async with scheduler:
                 self._scheduler = scheduler

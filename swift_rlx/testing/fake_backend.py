@@ -18,7 +18,7 @@ import numpy as np
 from swift_rlx.backends.base import Capabilities, GenerationRequest, Health, WeightUpdate
 from swift_rlx.clock import Clock, LoopClock
 from swift_rlx.errors import BackendError, BackendUnavailable
-from swift_rlx.types import Completion, FinishReason, PolicyVersion
+from swift_rlx.types import BoolArray, Completion, FinishReason, PolicyVersion
 
 Latency = Callable[[GenerationRequest], float]
 
@@ -70,6 +70,8 @@ class FakeScript:
     tokens_per_s: float = 10.0
     max_tokens: int = 1_000_000
     fault: Callable[[GenerationRequest], Fault | None] = lambda request: None
+    sampled: Callable[[GenerationRequest, int], BoolArray | None] = lambda request, count: None
+    """Which of so many tokens of an answer the policy made; the others get no log-prob and the step -1."""
     publish_s: float = 0.0
     health_fault: Callable[[], BackendError | None] = lambda: None
 
@@ -179,14 +181,19 @@ class FakeBackend:
         count = self._count(answer, latency)
         if not answer.aborted:
             count = max(count, 1)
-        self.generated_tokens += count
+        sampled = self._script.sampled(answer.request, count)
+        logprobs = np.full(count, -1.0, dtype=np.float32)
+        steps = self._steps(answer, count)
+        if sampled is not None:
+            logprobs[~sampled], steps[~sampled] = np.nan, -1
+        self.generated_tokens += count if sampled is None else int(sampled.sum())
         cut = count == self._script.max_tokens
         reason = FinishReason.ABORT if answer.aborted else FinishReason.LENGTH if cut else FinishReason.STOP
         request = answer.request
         return Completion(
             token_ids=np.arange(count, dtype=np.int32),
-            logprobs=np.full(count, -1.0, dtype=np.float32),
-            policy_steps=self._steps(answer, count),
+            logprobs=logprobs,
+            policy_steps=steps,
             finish_reason=reason,
             incarnation=self._version.incarnation,
             worker=self.name,
@@ -194,6 +201,7 @@ class FakeBackend:
             start_s=answer.start_s,
             first_token_s=min(answer.start_s + 1 / self._script.tokens_per_s, self._clock.now()),
             finish_s=self._clock.now(),
+            sampled=sampled,
         )
 
     def _steps(self, answer: _Answer, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

@@ -13,6 +13,7 @@ from swift_rlx.backends import WeightUpdate
 from swift_rlx.errors import BackendRejected, BackendTimeout, BackendUnavailable, WorkerDied
 from swift_rlx.scheduler import (
     GroupOutcome,
+    GroupRejected,
     IterableSource,
     RolloutConfig,
     RolloutScheduler,
@@ -22,7 +23,7 @@ from swift_rlx.scheduler import (
 )
 from swift_rlx.testing.fake_backend import FakeBackend, FakeScript, Fault, LogNormalLatency
 from swift_rlx.testing.virtual_clock import run_virtual
-from swift_rlx.types import Fate, Prompt, SamplingParams, Score
+from swift_rlx.types import DropReason, Fate, Prompt, SamplingParams, Score
 
 
 def prompts(count: int, start: int = 0) -> list[Prompt]:
@@ -50,6 +51,12 @@ class Plan:
     death: tuple[float, float] | None = None
     """When worker-0 is gone."""
     extra_prompts: int = 0
+    publishes_every_step: bool = True
+    """Else once a generation batch."""
+    rejects: bool = False
+    """Whether the scorer rejects every fifth prompt."""
+    environment: bool = False
+    """Whether answers hold tokens that the policy did not make."""
     seed: int = 0
 
     @property
@@ -63,12 +70,14 @@ def random_plan(seed: int) -> Plan:
     group_size, batches, workers = pick([1, 2, 3, 4]), chance.randint(3, 7), pick([1, 2, 3])
     mode = pick(list(WeightUpdate))
     limited = chance.random() < 0.5
+    steps_per_batch, batches_per_step = pick([(1, 1), (1, 1), (1, 1), (2, 1), (3, 1), (1, 2), (1, 3)])
     config = RolloutConfig(
         batch_groups=chance.randint(1, 5),
         group_size=group_size,
         min_members=chance.randint(1, group_size),
         max_staleness=chance.randint(0, 4),
-        steps_per_batch=pick([1, 1, 1, 2, 3]),
+        steps_per_batch=steps_per_batch,
+        batches_per_step=batches_per_step,
         max_batches=batches if limited else None,
         max_inflight=chance.randint(1, 12),
         reserved_share=pick([0.0, 0.3]),
@@ -76,7 +85,8 @@ def random_plan(seed: int) -> Plan:
         weight_update=mode,
         train_order=pick([TrainOrder.COMPLETION, TrainOrder.COMPLETION, TrainOrder.ADMISSION]),
         stale_tokens=pick([StaleTokens.MASK, StaleTokens.MASK, StaleTokens.DROP]),
-        request_timeout_s=1000.0,
+        request_timeout_s=1e6,
+        warm_up_limit_s=1e6,
         retries=8,
         score_concurrency=pick([1, 4, 64]),
         seed=seed,
@@ -97,6 +107,9 @@ def random_plan(seed: int) -> Plan:
         if workers > 1 and chance.random() < 0.3
         else None,
         extra_prompts=chance.randint(0, 9) if limited else 0,
+        publishes_every_step=chance.random() < 0.5,
+        rejects=chance.random() < 0.2,
+        environment=chance.random() < 0.3,
         seed=seed,
     )
 
@@ -113,13 +126,17 @@ class Watch:
     untrained_ends: int = 0
     flying: Counter = field(default_factory=Counter)
     ages: Counter = field(default_factory=Counter)
+    rounds: Counter = field(default_factory=Counter)
     step: int = 0
     live: int = 0
+    picks: list[tuple[int, int]] = field(default_factory=list)
+    """Groups that were picked up, by the step that makes their weights live."""
     stats: Statistics | None = None
 
     def source(self):
         config = self.plan.config
-        places = (config.max_staleness // config.steps_per_batch + 1) * config.batch_groups
+        in_bound = config.max_staleness // config.steps_per_batch + 1
+        places = in_bound * config.batches_per_step * config.batch_groups
         for prompt in prompts(self.plan.num_prompts):
             # The source is read one prompt ahead, so this one will be admitted at the next call or never.
             yield prompt
@@ -136,12 +153,17 @@ class Watch:
 
     def check_batch(self, batch):
         bound = self.plan.config.max_staleness
+        assert batch.step == self.step
+        self.picks.append((self.step + self.plan.config.steps_per_batch, len(batch.groups)))
         for one in batch.groups:
             self.trained.append(one.group.prompt.key)
+            self.rounds[one.group.rounds] += 1
             members = [member.member for member in one.group.members]
             assert len(set(members)) == len(members) >= self.plan.config.min_members
             in_mask = 0
             for member, mask in zip(one.group.members, one.loss_masks, strict=True):
+                sampled = member.completion.sampled
+                assert sampled is None or not (mask & ~sampled).any(), "a token of the environment trains"
                 steps = member.completion.policy_steps[mask]
                 assert not len(steps) or self.step - steps.min() <= bound, "a token over the bound trains"
                 in_mask += int(mask.sum())
@@ -169,7 +191,9 @@ class WatchedBackend(FakeBackend):
             flying[key] -= 1
 
 
-def _script(plan: Plan, name: str, now) -> FakeScript:
+def faulty_script(plan: Plan, name: str, now) -> FakeScript:
+    """How a worker of the plan behaves."""
+
     def fault(request):
         chance = random.Random(f"{plan.seed}/{request.prompt.index}/{request.member}")
         if chance.random() < plan.permanent:
@@ -185,8 +209,18 @@ def _script(plan: Plan, name: str, now) -> FakeScript:
             return WorkerDied("gone")
         return None
 
+    def sampled(request, count):
+        if not plan.environment or request.prompt.index % 3:
+            return None
+        return np.arange(count) % 4 != 3  # every fourth token is the environment's
+
     return FakeScript(
-        plan.latency, fault=fault, health_fault=health_fault, max_tokens=50, publish_s=plan.publish_s
+        plan.latency,
+        fault=fault,
+        health_fault=health_fault,
+        max_tokens=50,
+        publish_s=plan.publish_s,
+        sampled=sampled,
     )
 
 
@@ -201,63 +235,83 @@ async def _run(plan: Plan, watch: Watch) -> None:
     loop, config = asyncio.get_running_loop(), plan.config
     backends = [
         WatchedBackend(
-            watch, f"worker-{number}", _script(plan, f"worker-{number}", loop.time), mode=plan.mode
+            watch, f"worker-{number}", faulty_script(plan, f"worker-{number}", loop.time), mode=plan.mode
         )
         for number in range(plan.workers)
     ]
 
-    async def score(prompt, completions):
-        await asyncio.sleep(plan.score_s)
-        return [Score(float(one.num_tokens)) for one in completions]
-
-    scheduler = RolloutScheduler(config, backends, IterableSource(watch.source()), score, on_end=watch.on_end)
+    scheduler = RolloutScheduler(
+        config, backends, IterableSource(watch.source()), scorer(plan), on_end=watch.on_end
+    )
     watch_live(scheduler, watch)
     async with scheduler:
-        while (batch := await scheduler.next_batch()) is not None:
-            assert batch.step == watch.step
-            watch.check_batch(batch)
-            await asyncio.sleep(plan.train_s)
-            scheduler.publish(None, config.steps_per_batch)
-            watch.step += config.steps_per_batch
+        await train_all(plan, scheduler, watch)
         watch.stats = scheduler.statistics()
     _check_end(plan, watch, watch.stats, backends)
+
+
+def scorer(plan):
+    """Scores after a while; rejects every fifth prompt where the plan says so."""
+
+    async def score(prompt, completions):
+        await asyncio.sleep(plan.score_s)
+        scores = [Score(float(one.num_tokens)) for one in completions]
+        if plan.rejects and prompt.index % 5 == 2:
+            raise GroupRejected(DropReason.NO_SPREAD, scores)
+        return scores
+
+    return score
+
+
+async def train_all(plan, scheduler, watch, begin=0, save=lambda step, before, after: None):
+    """Train until the prompts have ended. `save` gets snapshots from before and after each step's weights."""
+    config, step, published, is_over = plan.config, begin, begin, False
+    while not is_over:
+        picked = 0
+        for _ in range(config.batches_per_step if step % config.steps_per_batch == 0 else 0):
+            watch.step = step
+            if (batch := await scheduler.next_batch()) is None:
+                is_over = True
+                break
+            watch.check_batch(batch)
+            picked += 1
+        if is_over and not picked:
+            return
+        await asyncio.sleep(plan.train_s)
+        step += 1
+        before = scheduler.snapshot()
+        if plan.publishes_every_step or step % config.steps_per_batch == 0:
+            scheduler.publish(None, step - published)
+            published = step
+        save(step, before, scheduler.snapshot())
 
 
 def watch_live(scheduler, watch):
     """Let the checker count groups whose weights are live, from what the workers themselves have taken."""
     state = scheduler._state
-    trained_at: list[tuple[int, int]] = []
     inner_live = state.capacity.live
 
     def live(step):
         for worker in state.router.workers:
             assert worker.state.value == "ejected" or worker.version.step >= step
-        while trained_at and trained_at[0][0] <= step:
-            watch.live += trained_at.pop(0)[1]
+        while watch.picks and watch.picks[0][0] <= step:
+            watch.live += watch.picks.pop(0)[1]
         inner_live(step)
 
-    inner_publish = scheduler.publish
-
-    def publish(payload, steps=1):
-        version = inner_publish(payload, steps)
-        trained_at.append((version.step, len(watch.trained) - publish.counted))
-        publish.counted = len(watch.trained)
-        return version
-
-    publish.counted = 0
     state.capacity.live = live
-    scheduler.publish = publish
 
 
 def _check_end(plan, watch, stats, backends):
     config, dropped = plan.config, sum(stats.dropped.values())
+    rejected = sum(index % 5 == 2 for _, index in watch.ended) if plan.rejects else 0
     assert stats.admitted == len(watch.ended) == len(watch.trained) + dropped
     assert set(watch.ended.values()) == {1}
+    assert max(watch.rounds) <= 2, "a group was made more than twice"
     assert len(set(watch.trained)) == len(watch.trained) == stats.trained
     assert stats.inflight == stats.open == stats.ready == stats.waiting_requests == 0
     assert not +watch.flying
     if not plan.permanent:
-        assert not dropped, stats.dropped
+        assert dropped == rejected == stats.dropped.get(DropReason.NO_SPREAD, 0)
     full = plan.batches * config.batch_groups
     assert stats.trained == (min(full, plan.num_prompts - dropped) if config.max_batches else full - dropped)
     if config.train_order is TrainOrder.ADMISSION:

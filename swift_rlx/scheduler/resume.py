@@ -1,0 +1,148 @@
+"""What survives a checkpoint, so that a run goes on without training a prompt twice or leaving one out.
+
+A snapshot belongs to the weights that the trainer has made by then, and is taken when everything that was picked up
+is trained (or saved by the trainer itself). It holds the groups that are scored and wait, with their answers, and the
+keys of the prompts that were admitted and are not that far: these are generated again, from the pristine prompt, with
+the same seeds. A prompt that was not admitted is not in it: the source goes on behind the first `admitted` ones.
+
+After the restart versions are (incarnation + 1, step). Tokens of before keep their steps, and their age goes on to be
+counted in steps; so the bound holds across the restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from swift_rlx.errors import CheckpointError
+from swift_rlx.scheduler.capacity import CapacityCounts
+from swift_rlx.scheduler.config import RolloutConfig
+from swift_rlx.scheduler.groups import OpenGroup
+from swift_rlx.scheduler.ready import make_ready
+from swift_rlx.scheduler.state import RunState
+from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt, TrajectoryGroup
+
+PromptOf = Callable[[int, int], Prompt]
+"""The prompt of (index, epoch), as it was when it was admitted first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenPrompt:
+    """A prompt that was admitted and has not ended; `ready`: its scored group, None where it is generated again."""
+
+    index: int
+    epoch: int
+    order: int
+    rounds: int
+    ready: TrajectoryGroup | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutState:
+    """A snapshot of `RolloutScheduler`, plain data; `state_file.py` keeps it in a directory.
+
+    `version`: of the trainer's weights. `open`: in the order of admission. The rest are the counters of
+    `Statistics`. The prompt in `ready` may be a stand-in with nothing but its key.
+    """
+
+    version: PolicyVersion
+    group_size: int
+    capacity: CapacityCounts
+    open: tuple[OpenPrompt, ...]
+    trained: int
+    dropped: Mapping[DropReason, int]
+    regenerated: int
+    tokens: Mapping[Fate, int]
+    staleness: Mapping[int, int]
+    retries: int
+    failovers: int
+    failures: Mapping[str, int]
+
+    @property
+    def incarnation(self) -> int:
+        """Starts of the run before the one that took the snapshot."""
+        return self.version.incarnation
+
+    @property
+    def next_version(self) -> PolicyVersion:
+        """Of the same weights in the next start."""
+        return PolicyVersion(self.incarnation + 1, self.version.step)
+
+    @property
+    def admitted(self) -> int:
+        """Prompts that the source had handed out and that were admitted."""
+        return self.capacity.admitted
+
+    def check(self, version: PolicyVersion, config: RolloutConfig) -> None:
+        """Raise `CheckpointError` unless a run that starts at `version` can go on from here."""
+        if version.incarnation <= self.incarnation or version.step < self.version.step:
+            raise CheckpointError(
+                f"rollout state of weights {self.version} cannot be resumed at {version}: the incarnation has to be"
+                f" higher and the step at least {self.version.step}; load the checkpoint that it was saved with"
+            )
+        if config.group_size != self.group_size:
+            raise CheckpointError(
+                f"rollout state with {self.group_size} completions per prompt cannot be resumed with"
+                f" {config.group_size}; keep the group size, or start without the rollout state"
+            )
+
+
+def with_prompt(group: TrajectoryGroup, prompt: Prompt) -> TrajectoryGroup:
+    """The group with `prompt` in the place of the stand-in."""
+    members = tuple(replace(member, prompt=prompt) for member in group.members)
+    return replace(group, prompt=prompt, members=members)
+
+
+def capture(run: RunState) -> RolloutState:
+    """The snapshot of a run. Tokens of answers that will be generated again are counted as cut."""
+    ready = {one.group.order: one.group for one in run.ready.groups()}
+    tokens = {fate: run.ledger.tokens(fate) for fate in Fate}
+    kept = sum(member.completion.num_sampled for group in ready.values() for member in group.members)
+    tokens[Fate.CUT] += tokens[Fate.IN_FLIGHT] - kept
+    tokens[Fate.IN_FLIGHT] = kept
+    return RolloutState(
+        version=run.version,
+        group_size=run.config.group_size,
+        capacity=run.capacity.counts(),
+        open=tuple(
+            OpenPrompt(one.prompt.index, one.prompt.epoch, one.order, one.rounds, ready.get(one.order))
+            for one in run.book
+        ),
+        trained=run.book.trained,
+        dropped=dict(run.book.dropped),
+        regenerated=run.book.regenerated,
+        tokens=tokens,
+        staleness=dict(run.staleness),
+        retries=run.retries,
+        failovers=run.router.failovers,
+        failures=dict(run.failures),
+    )
+
+
+def restore(
+    state: RolloutState, run: RunState, prompt_of: PromptOf | None, generate: Callable[[OpenGroup], None]
+) -> None:
+    """Open the groups again in their old order: those that are scored as ready, the others through `generate`."""
+    run.book.trained = state.trained
+    run.book.dropped.update(state.dropped)
+    run.book.regenerated = state.regenerated
+    run.staleness.update(state.staleness)
+    run.retries, run.router.failovers = state.retries, state.failovers
+    run.failures.update(state.failures)
+    if state.open and prompt_of is None:
+        raise CheckpointError(
+            f"{len(state.open)} prompts wait in the rollout state; give prompt_of to find them"
+        )
+    for one in state.open:
+        assert prompt_of is not None
+        prompt = prompt_of(one.index, one.epoch)
+        if prompt.key != (one.epoch, one.index):
+            raise CheckpointError(
+                f"prompt (epoch {one.epoch}, index {one.index}) was asked for to resume it, and {prompt.key} was given;"
+                " prompt_of takes (index, epoch)"
+            )
+        group = run.book.restore(prompt, one.order, one.rounds, one.ready)
+        if one.ready is None:
+            generate(group)
+        else:
+            run.ready.add(make_ready(with_prompt(one.ready, prompt), run.config))
