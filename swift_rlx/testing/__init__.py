@@ -1,4 +1,4 @@
-"""For tests: conformance suites, a stand-in for an installed package, a fake backend and virtual time.
+"""For tests: conformance suites for rewards and engines, a stand-in for an installed package, fakes, virtual time.
 
 from swift_rlx.testing import check_reward
 
@@ -12,6 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from swift_rlx.testing.engine_suite import EngineCase as EngineCase
+    from swift_rlx.testing.engine_suite import check_engine as check_engine
     from swift_rlx.testing.fake_backend import FakeBackend as FakeBackend
     from swift_rlx.testing.installed_package import fake_distribution as fake_distribution
     from swift_rlx.testing.reward_suite import Example as Example
@@ -21,14 +23,24 @@ if TYPE_CHECKING:
 # Loaded on first use: the simulator needs the fake backend, and not the torch of the reward suite. No module here
 # may be called like one of these names: once imported, it would stand in the name's place.
 _LAZY = {
+    "EngineCase": "engine_suite",
     "Example": "reward_suite",
     "FakeBackend": "fake_backend",
+    "check_engine": "engine_suite",
     "check_reward": "reward_suite",
     "fake_distribution": "installed_package",
     "run_virtual": "virtual_clock",
 }
 
-__all__ = ["Example", "FakeBackend", "check_reward", "fake_distribution", "run_virtual"]
+__all__ = [
+    "EngineCase",
+    "Example",
+    "FakeBackend",
+    "check_engine",
+    "check_reward",
+    "fake_distribution",
+    "run_virtual",
+]
 
 
 def __getattr__(name: str) -> Any:

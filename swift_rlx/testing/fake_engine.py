@@ -58,10 +58,13 @@ class FakeEngine:
         self._weights = _Weights(spec.version, _load(spec.model))
         self._running: set[str] = set()
         self._aborted: set[str] = set()
+        self._is_closed = False
         self._clock = LoopClock()
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Samples token by token, and lets the loop go on between any two."""
+        if self._is_closed:
+            raise BackendUnavailable("the engine is closed")
         self._check(request)
         self._misbehave(int(request.prompt.token_ids[0]))
         start_s = self._clock.now()
@@ -108,6 +111,7 @@ class FakeEngine:
 
     async def close(self) -> None:
         """End all answers."""
+        self._is_closed = True
         self._aborted |= self._running
 
     async def _sample(
@@ -124,7 +128,9 @@ class FakeEngine:
             if request.request_id in self._aborted:
                 return tokens, logprobs, steps, FinishReason.ABORT
             weights = pinned if self.capabilities.pin else self._weights
-            row = _log_softmax(weights.logits_VV[token] / (sampling.temperature or 1.0))
+            row = _log_softmax(
+                _filtered(weights.logits_VV[token] / (sampling.temperature or 1.0), sampling.top_k)
+            )
             noise = chance.gumbel(size=len(row)) if sampling.temperature else 0.0
             token = int(np.argmax(row + noise))
             tokens.append(token)
@@ -168,6 +174,13 @@ def create(spec: EngineSpec) -> FakeEngine:
 def _load(folder: str) -> FloatArray:
     logits: FloatArray = np.load(Path(folder) / LOGITS, allow_pickle=False)
     return logits
+
+
+def _filtered(row: FloatArray, top_k: int) -> FloatArray:
+    """What is not among the `top_k` most likely tokens becomes impossible."""
+    if not top_k:
+        return row
+    return np.where(row >= np.sort(row)[-top_k], row, np.float32(-np.inf))
 
 
 def _log_softmax(row: FloatArray) -> npt.NDArray[np.float64]:
