@@ -133,7 +133,7 @@ class AsyncRolloutMixin:
         from swift_rlx.trainers.pipeline_plan import start_pipeline  # a synchronous run needs none of it
 
         self._link = RankLink(self.accelerator.device)
-        self.encoder = PromptEncoder(self.template, self.sample_cls)
+        self.encoder = PromptEncoder(self.template, self.sample_cls, self.request_config)
         start_pipeline(self)
 
     def _own_rows(self) -> list[Row]:

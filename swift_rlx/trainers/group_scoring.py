@@ -8,6 +8,7 @@ A reward runs in one of three places, told apart by `place_rewards` and, for ver
 """
 
 import asyncio
+import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,11 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from swift.utils import get_logger
 
 from swift_rlx.integration.reward_names import Checked
-from swift_rlx.rewards import AsyncCheckedReward
-from swift_rlx.types import Completion, Prompt, RewardPart, Score
+from swift_rlx.rewards import AsyncCheckedReward, combine_rewards
+from swift_rlx.scheduler import GroupRejected
+from swift_rlx.types import Completion, DropReason, Prompt, RewardPart, Score
 
 logger = get_logger()
 
@@ -56,16 +59,56 @@ class AlarmWatch:
         return result, self._noticed.alarm
 
 
+class SpreadFilter:
+    """`--dynamic_sample`: groups of equal rewards have no gradient and make room for other prompts.
+
+    `weights`: of the rewards. `limit`: how many groups may be turned away between two pick-ups; then they train.
+    """
+
+    def __init__(self, weights: torch.Tensor, limit: int) -> None:
+        self._weights = weights.cpu()
+        self._limit = limit
+        self._rejected = 0
+
+    def picked_up(self) -> None:
+        """A batch was taken: count again."""
+        self._rejected = 0
+
+    def check(self, scores: Sequence[Score]) -> None:
+        """Raise `GroupRejected` for a group without spread."""
+        values = [
+            [math.nan if part.value is None else part.value for part in score.breakdown] for score in scores
+        ]
+        combined = combine_rewards(torch.tensor(values, dtype=torch.float32), self._weights)
+        valid = combined.rewards_B[combined.valid_B]
+        if len(valid) == 0 or valid.max() > valid.min():
+            return
+        self._rejected += 1
+        if self._rejected <= self._limit:
+            raise GroupRejected(DropReason.NO_SPREAD, scores)
+        if self._rejected == self._limit + 1:
+            logger.warning(
+                f"{self._limit} groups were turned away for equal rewards since the last batch"
+                " (--max_resample_times): the next ones train as they are"
+            )
+
+
 class GroupScorer:
     """Scores the completions of a prompt with the rewards that can run beside the training.
 
-    `rewards`: None in the place of a reward model. `late`: the columns that are left to the pick-up; it grows when a
-    reward turns out to need the main thread.
+    `rewards`: None in the place of a reward model. `spread`: turns groups away, where every reward is scored here.
+    `late`: the columns that are left to the pick-up; it grows when a reward turns out to need the main thread.
     """
 
     def __init__(
-        self, rewards: Sequence[Checked | None], encoder: Any, trainer_state: Any, threads: int = 4
+        self,
+        rewards: Sequence[Checked | None],
+        encoder: Any,
+        trainer_state: Any,
+        spread: SpreadFilter | None = None,
+        threads: int = 4,
     ) -> None:
+        self.spread = spread
         self.late = {
             at for at, reward in enumerate(rewards) if reward is None or reward.spec.scope == "batch"
         }
@@ -87,7 +130,10 @@ class GroupScorer:
         columns = _columns(samples, self._trainer_state)
         values = await asyncio.gather(*(self._score(at, samples, columns) for at in now))
         by_column = {at: column for at, column in zip(now, values, strict=True) if column is not None}
-        return [self._one_score(row, by_column) for row in range(len(completions))]
+        scores = [self._one_score(row, by_column) for row in range(len(completions))]
+        if self.spread is not None and not self.late:
+            self.spread.check(scores)
+        return scores
 
     async def _score(self, at: int, samples: list[Any], columns: dict[str, Any]) -> list[float | None] | None:
         """None where the reward is late from now on."""

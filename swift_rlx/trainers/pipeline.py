@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ class PipelinePlan:
 class RolloutPipeline:
     """Starts the workers on `first` weights and keeps the trainer in batches.
 
-    `state`: what `snapshot` returned in an earlier start of the run. Raises what a worker failed with.
+    `state`: what `snapshot` returned in an earlier start of the run. `wrap`: put around each worker. Raises what a worker failed with.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class RolloutPipeline:
         prompts: EpochPrompts,
         scorer: GroupScorer,
         state: Any = None,
-        wrap: Any = None,
+        wrap: Callable[[Backend], Backend] = lambda backend: backend,
     ) -> None:
         self.plan = plan
         self.weights = weights
         self.workers: list[WorkerProcess] = []
         self._scorer = scorer
         self._first = first
-        self._wrap = wrap or (lambda backend: backend)
+        self._wrap = wrap
         self._open = ExitStack()
         self._open.enter_context(scorer.watching())
         self._open.callback(scorer.close)
@@ -91,6 +91,8 @@ class RolloutPipeline:
         batch = self.thread.next_batch()
         if batch is None:
             raise SchedulingError("the prompts ended before the training did")
+        if self._scorer.spread is not None:
+            self._scorer.spread.picked_up()
         config = self.plan.config
         rows = rows_of_batch(batch, config.batch_groups, config.group_size, self.plan.columns)
         return PickedBatch(batch.step, batch.waited_s, sorted(self._scorer.late), rows)

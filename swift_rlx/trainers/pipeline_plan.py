@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,15 @@ import torch
 from swift.utils import get_logger
 from torch import nn
 
-from swift_rlx.backends import EngineSpec, WeightUpdate
+from swift_rlx.backends import Backend, EngineSpec, WeightUpdate
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.devices import Machine, place_workers
 from swift_rlx.integration.rollout_fields import device_ids, visible_devices
 from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
+from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
-from swift_rlx.trainers.group_scoring import GroupScorer
+from swift_rlx.trainers.group_scoring import GroupScorer, SpreadFilter
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
 from swift_rlx.types import PolicyVersion
 
@@ -156,14 +159,14 @@ def start_pipeline(trainer: Any) -> None:
     if not is_main:
         return
     rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
-    scorer = GroupScorer(rewards, trainer.encoder, trainer.state)
+    scorer = GroupScorer(rewards, trainer.encoder, trainer.state, spread_filter(trainer))
     position = 0 if state is None else state.admitted
     dataset = trainer.train_dataset
 
     def encode(row: int, epoch: int) -> Any:
         return trainer.encoder.prompt(dict(dataset[row]), row, epoch)
 
-    sampling = trainer.encoder.sampling(trainer.request_config)
+    sampling = trainer.encoder.sampling()
     plan = PipelinePlan(
         config=rollout_config(trainer, sampling, version),
         specs=specs,
@@ -173,7 +176,30 @@ def start_pipeline(trainer: Any) -> None:
         run_directory=run_directory(trainer),
     )
     prompts = EpochPrompts(epoch_order(trainer), encode, position)
-    trainer.pipeline = RolloutPipeline(plan, trainer.weight_directory, first, prompts, scorer, state)
+    trainer.pipeline = RolloutPipeline(
+        plan, trainer.weight_directory, first, prompts, scorer, state, conversing(trainer)
+    )
+
+
+def spread_filter(trainer: Any) -> SpreadFilter | None:
+    """What `--dynamic_sample` turns away."""
+    if not trainer.dynamic_sample:
+        return None
+    return SpreadFilter(
+        trainer.reward_weights, trainer.max_resample_times * epoch_order(trainer).batch_prompts
+    )
+
+
+def conversing(trainer: Any) -> Callable[[Backend], Backend]:
+    """What makes conversations of a worker's answers, with `--multi_turn_scheduler`."""
+    if trainer.multi_turn_scheduler is None:
+        return lambda backend: backend
+    is_total = trainer.args.completion_length_limit_scope == "total"
+
+    def converse(backend: Backend) -> Backend:
+        return ConversationBackend(backend, copy(trainer.multi_turn_scheduler), trainer.encoder, is_total)
+
+    return converse
 
 
 def run_directory(trainer: Any) -> Path:

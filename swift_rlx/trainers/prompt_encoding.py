@@ -36,14 +36,15 @@ NOT_MODEL_INPUTS = {
 class PromptEncoder:
     """`template`: ms-swift's, of the trainer; `sample_cls`: what it makes of a row."""
 
-    def __init__(self, template: Any, sample_cls: type) -> None:
-        self._template = own_template(template)
+    def __init__(self, template: Any, sample_cls: type, request_config: Any) -> None:
+        self.template = own_template(template)
+        self.request_config = request_config
         self._sample_cls = sample_cls
 
     def sample(self, row: dict[str, Any]) -> Any:
         """The row as ms-swift's sample: with the system prompt, without the answer of the data set."""
         sample = self._sample_cls.from_row(row)
-        system = self._template.template_meta.default_system
+        system = self.template.template_meta.default_system
         if system and sample.messages[0]["role"] != "system":
             sample.messages.insert(0, {"role": "system", "content": system})
         remove_response(sample.messages)
@@ -53,9 +54,15 @@ class PromptEncoder:
         """The prompt of a row, encoded as ms-swift encodes it for inference."""
         return self.encode(self.sample(row).to_infer_request(), index, epoch, row)
 
+    def request(self, prompt: Prompt, request_id: str) -> Any:
+        """ms-swift's inference request of a prompt, as its multi-turn schedulers take it."""
+        sample = self.sample(dict(prompt.columns))
+        sample.request_id = request_id
+        return sample.to_infer_request(include_extra=True)
+
     def encode(self, request: Any, index: int, epoch: int, row: dict[str, Any]) -> Prompt:
         """An inference request of ms-swift (a row, or a turn of a conversation) as a prompt."""
-        encoded = self._template.encode(deepcopy(request))
+        encoded = self.template.encode(deepcopy(request))
         return Prompt(
             index=index,
             epoch=epoch,
@@ -65,10 +72,10 @@ class PromptEncoder:
         )
 
     def _model_inputs(self, encoded: dict[str, Any]) -> dict[str, Any]:
-        if not self._template.model_meta.is_multimodal:
+        if not self.template.model_meta.is_multimodal:
             return {}
         encoded.pop("template_inputs", None)
-        batch = self._template.data_collator([encoded])
+        batch = self.template.data_collator([encoded])
         return {
             name: _as_array(value)
             for name, value in batch.items()
@@ -82,25 +89,24 @@ class PromptEncoder:
         if turns:
             output = conversation_output(turns, finish_reason)
         else:
-            output = _output(
-                self._template.decode_generate_ids(token_ids), finish_reason, token_ids=token_ids
-            )
+            output = _output(self.template.decode_generate_ids(token_ids), finish_reason, token_ids=token_ids)
             output.rollout_logprobs = [logprobs]
         sample.apply_rollout_output(rollout_output=output)
         return sample
 
-    def sampling(self, request_config: Any) -> SamplingParams:
-        """ms-swift's request as ours; the template's stop words end an answer too.
+    def sampling(self) -> SamplingParams:
+        """ms-swift's `request_config` as ours; the template's stop words end an answer too.
 
         Raises ConfigError for an option that no worker has.
         """
+        request_config = self.request_config
         if request_config.structured_outputs_regex:
             raise ConfigError(
                 f"--structured_outputs_regex {request_config.structured_outputs_regex} cannot be used with the"
                 " asynchronous pipeline; drop it, or use --async_rollout false"
             )
-        tokenizer = self._template.tokenizer
-        words = [*(request_config.stop or []), *self._template.template_meta.stop_words]
+        tokenizer = self.template.tokenizer
+        words = [*(request_config.stop or []), *self.template.template_meta.stop_words]
         ids = {tokenizer.eos_token_id} - {None}
         texts = []
         for word in words:

@@ -1,0 +1,141 @@
+"""Real runs on the asynchronous pipeline: whatever the schedule, each prompt once, no token over the bound."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pipeline_runs
+import pytest
+import runs
+from pipeline_runs import PickedUp
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+PROMPTS = 12
+Rows = Callable[..., Path]
+
+
+@pytest.fixture
+def rows(write_rows: Rows) -> Path:
+    return write_rows(
+        [{"messages": [{"role": "user", "content": f"say {number}"}]} for number in range(PROMPTS)]
+    )
+
+
+@pytest.fixture
+def picked_up(monkeypatch: pytest.MonkeyPatch) -> PickedUp:
+    return PickedUp(monkeypatch)
+
+
+def logged(output: Path, name: str) -> list[float]:
+    return [float(line[name]) for line in runs.log_lines(output) if name in line]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="defaults"),
+        pytest.param({"steps_per_generation": 4, "max_steps": 12}, id="two steps a batch"),
+        pytest.param({"steps_per_generation": 1, "max_steps": 6}, id="two batches a step"),
+        pytest.param({"num_iterations": 2, "max_steps": 24}, id="each batch twice"),
+        pytest.param({"tuner_type": "full", "learning_rate": 1e-3}, id="full"),
+        pytest.param({"max_staleness": 1, "train_order": "admission"}, id="admission"),
+        pytest.param({"rlhf_type": "reinforce_pp", "num_generations": 1}, id="one answer a prompt"),
+        pytest.param({"rollout_workers": 2, "weight_update": "drain"}, id="two workers, drain"),
+    ],
+)
+def test_every_prompt_trains_once_an_epoch_and_no_token_over_the_bound(
+    changes: dict[str, Any], tiny_model: Path, rows: Path, tmp_path: Path, picked_up: PickedUp
+) -> None:
+    trainer = pipeline_runs.train(tiny_model, rows, tmp_path / "out", **({"max_steps": 12} | changes))
+
+    trained = Counter(picked_up.prompts())
+    assert set(trained.values()) == {1}, "a prompt was trained twice in an epoch"
+    of_epoch = Counter(epoch for epoch, _ in trained)
+    batch = trainer.args.generation_batch_size // trainer.num_generations
+    whole = PROMPTS // batch * batch
+    assert all(of_epoch[epoch] == whole for epoch in range(max(of_epoch) - 1)), of_epoch
+    bound = trainer.args.max_staleness
+    assert max(picked_up.staleness()) <= bound
+    assert picked_up.staleness()[0] > 0
+    assert trainer.pipeline is None, "the pipeline has to end with the training"
+    ratio = logged(tmp_path / "out", "offpolicy/max_log_ratio")
+    assert ratio[0] < 1e-3, "the first batch is made by the weights that train it"
+
+
+def test_evaluation_is_of_the_current_weights_and_leaves_the_training_alone(
+    tiny_model: Path, rows: Path, write_rows: Rows, tmp_path: Path, picked_up: PickedUp
+) -> None:
+    options: dict[str, Any] = {"max_steps": 6, "train_order": "admission"}
+    pipeline_runs.train(tiny_model, rows, tmp_path / "without", **options)
+    without = picked_up.prompts()
+    picked_up.batches.clear()
+    held_out = write_rows(5, "held_out.jsonl")
+    pipeline_runs.train(
+        tiny_model, rows, tmp_path / "with", **options,
+        val_dataset=[str(held_out)], eval_strategy="steps", eval_steps=2, eval_on_start=True,
+        per_device_eval_batch_size=4,
+    )  # fmt: skip
+
+    assert picked_up.prompts() == without
+    evaluated = logged(tmp_path / "with", "eval_reward")
+    assert len(evaluated) == 4, "before the first step, and after steps 2, 4 and 6"
+    assert len(set(evaluated)) > 1, "the evaluated weights move"
+
+
+def test_the_same_sequence_is_trained_in_the_order_of_admission_whatever_the_latencies(
+    tiny_model: Path, rows: Path, tmp_path: Path, picked_up: PickedUp
+) -> None:
+    sequences = []
+    for number, workers in enumerate((1, 2)):
+        pipeline_runs.train(
+            tiny_model,
+            rows,
+            tmp_path / str(number),
+            train_order="admission",
+            rollout_workers=workers,
+            max_steps=8,
+        )
+        sequences.append(picked_up.prompts())
+        picked_up.batches.clear()
+    assert sequences[0] == sequences[1]
+
+
+def test_groups_without_spread_are_replaced(
+    tiny_model: Path, write_rows: Rows, tmp_path: Path, picked_up: PickedUp
+) -> None:
+    data = write_rows(
+        [{"messages": [{"role": "user", "content": f"say {n}"}], "flat": n % 2} for n in range(PROMPTS)]
+    )
+    pipeline_runs.train(
+        tiny_model, data, tmp_path / "out",
+        dynamic_sample=True, max_resample_times=20, reward_funcs=["flat_or_vowels"], max_steps=4,
+    )  # fmt: skip
+
+    rewards = [[row.rewards[0] for row in batch.rows] for batch in picked_up.batches]
+    groups = [values[at : at + 4] for values in rewards for at in range(0, len(values), 4)]
+    assert len(groups) == 8
+    assert all(len(set(group)) > 1 for group in groups)
+
+
+def test_an_alarm_in_a_reward_moves_it_to_the_main_thread(
+    tiny_model: Path, rows: Path, tmp_path: Path, picked_up: PickedUp
+) -> None:
+    trainer = pipeline_runs.train(
+        tiny_model, rows, tmp_path / "out", reward_funcs=["with_alarm"], max_steps=4
+    )
+
+    assert picked_up.batches[-1].late == [0]
+    assert logged(tmp_path / "out", "reward/with_alarm/mean") == [1.0] * 4, (
+        "refused alarms must not count as answers"
+    )
+    assert trainer.state.global_step == 4
+
+
+def test_a_failing_reward_ends_the_run_with_its_own_words(
+    tiny_model: Path, rows: Path, tmp_path: Path
+) -> None:
+    from swift_rlx.errors import RewardError
+
+    with pytest.raises(RewardError, match="no verdict today"):
+        pipeline_runs.train(tiny_model, rows, tmp_path / "out", reward_funcs=["broken"], max_steps=4)
