@@ -14,6 +14,8 @@ Correction = Literal[
 SHORT_COMPLETION = 256
 """Tokens up to which the product of all ratios is better than token weights."""
 WITHOUT_CAP = ("none", "two_sided_mask")
+STOCK_FILTER = "off_policy_sequence_mask_delta"
+"""ms-swift's own argument, which the asynchronous pipeline honors."""
 
 
 @dataclass
@@ -66,25 +68,15 @@ def resolve_off_policy(values: Any, algorithm_name: str) -> None:
 
     Raises ConfigError for a value out of range and for a field that has no effect.
     """
-    delta = values.off_policy_sequence_mask_delta
     if not values.async_rollout:
-        changed = {name: getattr(values, name) for name in FIELD_DEFAULTS}
-        changed = {name: value for name, value in changed.items() if value != FIELD_DEFAULTS[name]}
-        if changed:
-            given = " ".join(f"--{name} {str(value).lower()}" for name, value in changed.items())
-            raise ConfigError(
-                f"{given} has no effect without the asynchronous pipeline, whose samples may be of older weights;"
-                " drop it, or set --async_rollout true and --max_staleness 1 or more"
-            )
+        _refuse_without_pipeline(values)
     if not 1.0 <= values.off_policy_cap < math.inf:
         raise ConfigError(
             f"--off_policy_cap {values.off_policy_cap:g} is refused: weights are cut above it, and those of the"
             " current policy are 1; use 1 or more, for example 2"
         )
-    for name, value in {
-        "off_policy_k3_max": values.off_policy_k3_max,
-        "off_policy_sequence_mask_delta": delta,
-    }.items():
+    for name in ("off_policy_k3_max", STOCK_FILTER):
+        value = getattr(values, name)
         if value is not None and not 0.0 < value < math.inf:
             raise ConfigError(f"--{name} {value:g} is refused: it bounds a distance in nats; use more than 0")
     has_cap = values.off_policy_cap != FIELD_DEFAULTS["off_policy_cap"]
@@ -96,3 +88,14 @@ def resolve_off_policy(values: Any, algorithm_name: str) -> None:
     values.off_policy_correction = resolve_correction(
         values.off_policy_correction, algorithm_name, values.max_completion_length
     )
+
+
+def _refuse_without_pipeline(values: Any) -> None:
+    given = {name: getattr(values, name) for name in (*FIELD_DEFAULTS, STOCK_FILTER)}
+    changed = {name: value for name, value in given.items() if value != FIELD_DEFAULTS.get(name)}
+    if changed:
+        words = " ".join(f"--{name} {str(value).lower()}" for name, value in changed.items())
+        raise ConfigError(
+            f"{words} has no effect without the asynchronous pipeline, whose samples may be of older weights; drop"
+            " it, or set --async_rollout true and --max_staleness 1 or more"
+        )

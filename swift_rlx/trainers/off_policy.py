@@ -25,7 +25,6 @@ from swift_rlx.algorithms import (
     k3_row_filter,
     off_policy_sequence_mask,
 )
-from swift_rlx.integration.off_policy_fields import FIELD_DEFAULTS
 from swift_rlx.trainers.batch import RLXBatch
 
 logger = get_logger()
@@ -76,13 +75,13 @@ class OffPolicyMixin:
 
     def _prepare_algorithm_params(self) -> None:
         super()._prepare_algorithm_params()
-        given = {name: getattr(self.args, name, default) for name, default in FIELD_DEFAULTS.items()}
+        args = self.args
         self.off_policy = OffPolicyOptions(
-            mode=given["off_policy_correction"],
-            cap=given["off_policy_cap"],
-            sequence_mask_delta=self.args.off_policy_sequence_mask_delta,
-            k3_max=given["off_policy_k3_max"],
-            ess_gate=given["ess_gate"],
+            mode=args.off_policy_correction,
+            cap=args.off_policy_cap,
+            sequence_mask_delta=args.off_policy_sequence_mask_delta,
+            k3_max=args.off_policy_k3_max,
+            ess_gate=args.ess_gate,
         )
         self._prepare_off_policy()
 

@@ -1,0 +1,526 @@
+"""The off-policy correction in the trainers: losses of small tensors, metrics, the gate; and real runs."""
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import runs
+import torch
+
+from swift_rlx.algorithms import CORRECTIONS
+from swift_rlx.errors import ConfigError
+from swift_rlx.integration.off_policy_fields import (
+    FIELD_DEFAULTS,
+    OffPolicyFields,
+    resolve_correction,
+    resolve_off_policy,
+)
+from swift_rlx.trainers import off_policy
+from swift_rlx.trainers.batch import RLXBatch
+from swift_rlx.trainers.off_policy import OffPolicyMixin, OffPolicyOptions, per_token
+from swift_rlx.trainers.reinforce_pp import ReinforcePPTrainer
+from swift_rlx.trainers.rloo import RLOOTrainer
+
+B, T = 6, 5
+CLIP = SimpleNamespace(epsilon_low=0.2, epsilon_high=0.2)
+TRAINERS = pytest.mark.parametrize("trainer", [RLOOTrainer, ReinforcePPTrainer])
+
+
+class _Trainer:
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.logged = {name: values[-1] for name, values in self._metrics["train"].items()}
+
+
+class Stub(OffPolicyMixin, _Trainer):
+    """The mixin without a training."""
+
+    def __init__(self, mode: str = "token_truncate", **options: Any) -> None:
+        self.off_policy = OffPolicyOptions(mode, **options)
+        self.model = SimpleNamespace(training=True)
+        self._metrics: dict[str, Any] = {"train": defaultdict(list)}
+        self.refreshed = 0
+        self._prepare_off_policy()
+
+    def refresh_rollouts(self) -> None:
+        self.refreshed += 1
+
+
+def batch(proximal: torch.Tensor, drift: torch.Tensor | float, **changes: Any) -> RLXBatch:
+    """Completions that a policy sampled whose log-probs are `drift` lower; one advantage a row, unequal lengths."""
+    draw = torch.Generator().manual_seed(1)
+    mask = torch.arange(T) < torch.randint(2, T + 1, (B, 1), generator=draw)
+    made = RLXBatch(**{field.name: None for field in fields(RLXBatch)})
+    made.completion_mask, made.loss_mask = mask.long(), mask
+    made.advantages = torch.randn(B, 1, generator=draw).expand(B, T)
+    made.old_per_token_logps = proximal
+    made.behavior_logprobs = (proximal - drift).where(mask, 0.0)
+    made.staleness = torch.zeros(B, T, dtype=torch.long)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.fixture
+def proximal() -> torch.Tensor:
+    return torch.randn(B, T, generator=torch.Generator().manual_seed(0)) - 3
+
+
+@pytest.fixture
+def drift() -> torch.Tensor:
+    return torch.randn(B, T, generator=torch.Generator().manual_seed(2))
+
+
+def loss_and_gradient(
+    trainer: type, current: torch.Tensor, made: RLXBatch, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    current = current.clone().requires_grad_()
+    total = trainer.policy_loss(CLIP, current, made.old_per_token_logps, made, weights).total
+    total.backward()
+    return total.detach(), current.grad
+
+
+# --- weights in the losses -------------------------------------------------------------------------------------------
+
+
+@TRAINERS
+@pytest.mark.parametrize("mode", CORRECTIONS)
+def test_samples_of_the_policy_itself_train_to_the_last_bit_as_without_a_correction(
+    trainer: type, mode: str, proximal: torch.Tensor
+) -> None:
+    made = batch(proximal, 0.0)
+    current = proximal + 0.3 * torch.randn(B, T)
+    weights = Stub(mode).correct(current, proximal, made)
+    corrected = loss_and_gradient(trainer, current, made, weights)
+    plain = loss_and_gradient(trainer, current, made, None)
+    assert corrected[0].equal(plain[0])
+    assert corrected[1].equal(plain[1])
+
+
+@TRAINERS
+@pytest.mark.parametrize("mode", CORRECTIONS)
+def test_where_the_policy_has_not_moved_each_tokens_gradient_is_weighted(
+    trainer: type, mode: str, proximal: torch.Tensor, drift: torch.Tensor
+) -> None:
+    made = batch(proximal, drift)
+    weights = Stub(mode).correct(proximal, proximal, made)
+    _, gradient = loss_and_gradient(trainer, proximal, made, weights)
+    expected = -(made.advantages * per_token(weights)).where(made.loss_mask, 0.0)
+    torch.testing.assert_close(gradient, expected)
+    if mode != "none":
+        assert not gradient.equal(loss_and_gradient(trainer, proximal, made, None)[1])
+
+
+def test_no_gradient_flows_into_the_weights(proximal: torch.Tensor, drift: torch.Tensor) -> None:
+    current = proximal.clone().requires_grad_()
+    filters: dict[str, Any] = {"sequence_mask_delta": 0.1, "k3_max": 0.5}
+    for mode in CORRECTIONS:
+        weights = Stub(mode, **filters).correct(current, current, batch(proximal, drift))
+        assert not weights.requires_grad
+
+
+def test_a_batch_that_the_policy_sampled_has_no_weights(proximal: torch.Tensor) -> None:
+    stub = Stub()
+    assert stub.correct(proximal, proximal, batch(proximal, 0.0, behavior_logprobs=None)) is None
+    stub.log({})
+    assert stub.logged == {}
+
+
+def test_tokens_over_age_are_part_of_their_completions_product(
+    proximal: torch.Tensor, drift: torch.Tensor
+) -> None:
+    made = batch(proximal, drift)
+    whole = Stub("sequence_product").correct(proximal, proximal, made)
+    made.loss_mask = made.loss_mask.clone()
+    made.loss_mask[:, 0] = False
+    assert Stub("sequence_product").correct(proximal, proximal, made).equal(whole)
+    made.loss_mask[2] = False
+    assert Stub("sequence_product").correct(proximal, proximal, made)[2] == 1
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+
+@TRAINERS
+@pytest.mark.parametrize("mode", ["none", "token_truncate", "sequence_product"])
+def test_a_dropped_completion_trains_nothing(trainer: type, mode: str, proximal: torch.Tensor) -> None:
+    drift = torch.zeros(B, T)
+    drift[1], drift[4] = 1.0, -1.0
+    made = batch(proximal, drift)
+    weights = Stub(mode, k3_max=0.05).correct(proximal, proximal, made)
+    _, gradient = loss_and_gradient(trainer, proximal, made, weights)
+    assert [bool(row.any()) for row in gradient] == [True, False, True, True, False, True]
+
+
+def test_the_sequence_mask_drops_bad_completions_that_the_policy_has_left(proximal: torch.Tensor) -> None:
+    made = batch(proximal, -1.0)  # the policy now gives them less
+    kept = Stub("none", sequence_mask_delta=0.5).correct(proximal, proximal, made)
+    assert kept.bool().equal(made.advantages[:, 0] > 0)
+    assert 0 < kept.sum() < B
+    assert Stub("none", sequence_mask_delta=1.5).correct(proximal, proximal, made).all()
+
+
+def test_the_share_of_dropped_completions_is_logged(proximal: torch.Tensor) -> None:
+    drift = torch.zeros(B, T)
+    drift[:2] = 1.0
+    stub = Stub(k3_max=0.05)
+    stub.correct(proximal, proximal, batch(proximal, drift))
+    stub.log({})
+    assert stub.logged["offpolicy/rows_dropped"] == pytest.approx(2 / B)
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_line_is_about_all_micro_batches_since_the_last_one(
+    proximal: torch.Tensor, drift: torch.Tensor
+) -> None:
+    staleness = torch.zeros(B, T, dtype=torch.long)
+    staleness[:, -2:] = 3
+    stub, whole = Stub(), Stub()
+    made = batch(proximal, drift, staleness=staleness)
+    whole.correct(proximal, proximal, made)
+    for rows in (slice(0, 2), slice(2, B)):
+        part = batch(proximal, drift)
+        for field in fields(RLXBatch):
+            value = getattr(made, field.name)
+            setattr(part, field.name, value if value is None else value[rows])
+        stub.correct(proximal[rows], proximal[rows], part)
+    stub.log({})
+    whole.log({})
+    assert stub.logged == pytest.approx(whole.logged)
+    log_ratio = drift[made.loss_mask].double()
+    ratio = log_ratio.exp()
+    expected = {
+        "offpolicy/ess_token": (ratio.sum() ** 2 / (len(ratio) * ratio.square().sum())).item(),
+        "offpolicy/kl_k3": (ratio - 1 - log_ratio).mean().item(),
+        "offpolicy/max_log_ratio": log_ratio.abs().max().item(),
+        "offpolicy/clipped_high": (log_ratio > math.log(2)).double().mean().item(),
+        "offpolicy/staleness_3-4/share": (staleness[made.loss_mask] == 3).double().mean().item(),
+        "offpolicy/staleness_5-8/share": 0.0,
+    }
+    assert {name: stub.logged[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert {"offpolicy/positive/ess_token", "offpolicy/negative/kl_k3"} <= stub.logged.keys()
+    stub.logged = {}
+    stub._metrics["train"].clear()
+    stub.log({})
+    assert stub.logged == {}
+
+
+def test_every_rank_sends_its_sums_once_a_log_line_however_many_micro_batches(
+    proximal: torch.Tensor, drift: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    def gather(values: list[Any]) -> list[Any]:
+        sent.append(values)
+        return values * 2  # the other rank has the same
+
+    monkeypatch.setattr(off_policy, "gather_object", gather)
+    stub, alone = Stub(), Stub()
+    for _ in range(4):
+        stub.correct(proximal, proximal, batch(proximal, drift))
+    assert not sent
+    stub.log({})
+    assert len(sent) == 1
+    stub.log({})  # a rank without rows since then still takes part
+    assert len(sent) == 2
+    monkeypatch.undo()
+    alone.correct(proximal, proximal, batch(proximal, drift))
+    alone.log({})
+    assert stub.logged == pytest.approx(alone.logged)
+
+
+def test_an_evaluation_measures_nothing(proximal: torch.Tensor, drift: torch.Tensor) -> None:
+    stub = Stub()
+    stub.model.training = False
+    assert stub.correct(proximal, proximal, batch(proximal, drift)) is not None
+    stub.model.training = True
+    stub.log({})
+    assert stub.logged == {}
+
+
+def test_a_policy_far_off_is_warned_about_once_until_it_is_near_again(
+    proximal: torch.Tensor, drift: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    off_policy.logger.addHandler(caplog.handler)
+    stub = Stub()
+    try:
+        for amount in (0.01, 1.0, 1.0, 0.01, 1.0):
+            stub.correct(proximal, proximal, batch(proximal, amount * drift))
+            stub.log({})
+    finally:
+        off_policy.logger.removeHandler(caplog.handler)
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 2
+    assert "effective sample size" in warned[0].getMessage()
+
+
+# --- gate ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "amount", "is_skipped"),
+    [
+        ("token_truncate", 0.5, False),
+        ("token_truncate", 2.0, True),
+        ("none", 2.0, True),
+        ("sequence_product", 2.0, False),  # of 6 completions at least one counts, a share above 0.1
+        ("prefix_product", 2.0, False),
+    ],
+)
+def test_the_gate_looks_at_the_weights_in_use(
+    mode: str, amount: float, is_skipped: bool, proximal: torch.Tensor, drift: torch.Tensor
+) -> None:
+    stub = Stub(mode, ess_gate=True)
+    made = batch(proximal, amount * drift)
+    stub.gate([made])
+    assert stub.refreshed == is_skipped
+    assert made.loss_mask.any() != is_skipped
+    assert stub._metrics["train"]["offpolicy/batches_skipped"] == [float(is_skipped)]
+
+
+def test_the_gate_skips_products_of_which_one_completion_has_all_the_weight(proximal: torch.Tensor) -> None:
+    """12 completions in two micro-batches; one share of 12 is below 0.1, though each micro-batch has 1 of 6."""
+    drift = torch.zeros(B, T)
+    drift[0] = 10.0
+    micro_batches = [batch(proximal, drift), batch(proximal, 0.0)]
+    stub = Stub("sequence_product", ess_gate=True)
+    stub.gate(micro_batches)
+    assert stub.refreshed == 1
+    assert not any(made.loss_mask.any() for made in micro_batches)
+
+
+@TRAINERS
+def test_a_skipped_batch_has_loss_and_gradient_zero_and_is_in_the_metrics(
+    trainer: type, proximal: torch.Tensor, drift: torch.Tensor
+) -> None:
+    stub, made = Stub(ess_gate=True), batch(proximal, 2 * drift)
+    normalizer = made.normalizer = torch.tensor(7)
+    stub.gate([made])
+    loss, gradient = loss_and_gradient(trainer, proximal, made, stub.correct(proximal, proximal, made))
+    assert loss == 0
+    assert not gradient.any()
+    assert made.normalizer is normalizer
+    stub.log({})
+    assert stub.logged["offpolicy/ess_token"] < 0.5
+
+
+def test_without_the_flag_or_in_an_evaluation_nothing_is_skipped(
+    proximal: torch.Tensor, drift: torch.Tensor
+) -> None:
+    off, evaluating = Stub(ess_gate=False), Stub(ess_gate=True)
+    evaluating.model.training = False
+    for stub in (off, evaluating):
+        made = batch(proximal, 3 * drift)
+        stub.gate([made])
+        assert made.loss_mask.any()
+        assert not stub._metrics["train"]
+
+
+# --- fields ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "length", "mode"),
+    [
+        ("auto", "rloo", 256, "sequence_product"),
+        ("auto", "rloo", 257, "token_truncate"),
+        ("auto", "reinforce_pp", 16, "token_truncate"),
+        ("auto", "reinforce_pp_baseline", 16, "token_truncate"),
+        ("none", "rloo", 16, "none"),
+        ("prefix_product", "rloo", 16, "prefix_product"),
+    ],
+)
+def test_auto_stands_for_the_rule_of_the_algorithm(name: str, algorithm: str, length: int, mode: str) -> None:
+    assert resolve_correction(name, algorithm, length) == mode
+
+
+def given(**changes: Any) -> SimpleNamespace:
+    stock = {"async_rollout": True, "max_completion_length": 64, "off_policy_sequence_mask_delta": None}
+    return SimpleNamespace(**(FIELD_DEFAULTS | stock | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"off_policy_cap": 0.9}, "--off_policy_cap 0.9 is refused"),
+        ({"off_policy_cap": math.inf}, "--off_policy_cap inf is refused"),
+        ({"off_policy_k3_max": 0.0}, "--off_policy_k3_max 0 is refused"),
+        ({"off_policy_sequence_mask_delta": -1.0}, "--off_policy_sequence_mask_delta -1 is refused"),
+        ({"off_policy_correction": "none", "off_policy_cap": 3.0}, "--off_policy_cap 3 has no effect"),
+        ({"off_policy_correction": "two_sided_mask", "off_policy_cap": 3.0}, "has no effect"),
+        ({"async_rollout": False, "ess_gate": True}, "--ess_gate true has no effect without the async"),
+        ({"async_rollout": False, "off_policy_correction": "none"}, "--off_policy_correction none has no"),
+        (
+            {"async_rollout": False, "off_policy_sequence_mask_delta": 0.5},
+            "--off_policy_sequence_mask_delta 0.5 has no effect",
+        ),
+    ],
+)
+def test_a_field_that_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_off_policy(given(**changes), "rloo")
+
+
+def test_the_fields_as_they_are_by_default_and_in_use_are_accepted() -> None:
+    values = given()
+    resolve_off_policy(values, "rloo")
+    assert values.off_policy_correction == "sequence_product"
+    resolve_off_policy(values, "rloo")  # what was resolved stays
+    resolve_off_policy(given(async_rollout=False), "rloo")
+    every = given(off_policy_cap=3.0, off_policy_k3_max=0.05, off_policy_sequence_mask_delta=0.5)
+    resolve_off_policy(every, "reinforce_pp")
+    assert set(FIELD_DEFAULTS) == {field.name for field in fields(OffPolicyFields)}
+
+
+# --- real runs -------------------------------------------------------------------------------------------------------
+
+PLUGIN = [str(Path(runs.__file__).with_name(f"{name}.py")) for name in ("fixed_rollout", "drifted_rollout")]
+
+
+@pytest.fixture
+def drifting(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Fixed completions from now on, which claim to be of a policy that is so far away."""
+    from swift.rewards import orms
+    from swift.rlhf_trainers import GRPOTrainer
+
+    from swift_rlx.trainers.policy_gradient import PolicyGradientTrainer
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_completions", GRPOTrainer._generate_completions)
+    monkeypatch.setitem(orms, "unevenly_scored", None)
+    for name in ("_prepare_batch_inputs", "behavior_fields"):
+        monkeypatch.setattr(PolicyGradientTrainer, name, getattr(PolicyGradientTrainer, name))
+    import drifted_rollout
+    import fixed_rollout
+
+    fixed_rollout.install()
+
+    def drift(amount: float) -> None:
+        monkeypatch.setenv(drifted_rollout.DRIFT, str(amount))
+        drifted_rollout.install()
+
+    return drift
+
+
+OPTIONS: dict[str, Any] = {
+    "beta": 0.05,
+    "reward_funcs": ["unevenly_scored"],
+    "num_generations": 4,
+    "per_device_train_batch_size": 3,
+    "max_completion_length": 24,
+    "max_steps": 2,
+    "weight_decay": 0.0,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "dataset_shuffle": False,
+    "train_dataloader_shuffle": False,
+}
+
+
+def trained(output: Path) -> dict[str, torch.Tensor]:
+    return runs.weights(output / "checkpoint-2")
+
+
+@pytest.mark.slow
+@pytest.mark.versions
+@pytest.mark.timeout(240)
+def test_behavior_log_probs_equal_to_the_policys_change_no_bit_and_others_the_weights(
+    drifting: Callable[[float], None], tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    def run(name: str) -> dict[str, torch.Tensor]:
+        runs.train(
+            tiny_model,
+            write_rows(9),
+            tmp_path / name,
+            rlhf_type="rloo",
+            gradient_accumulation_steps=4,
+            **OPTIONS,
+        )
+        return trained(tmp_path / name)
+
+    plain = run("plain")
+    assert not any("offpolicy" in name for line in runs.log_lines(tmp_path / "plain") for name in line)
+    drifting(0.0)
+    same = run("same")
+    assert all(tensor.equal(same[name]) for name, tensor in plain.items())
+    first = runs.log_lines(tmp_path / "same")[0]
+    assert first["offpolicy/ess_token"] == pytest.approx(1.0)
+    assert first["offpolicy/max_log_ratio"] == 0.0
+    drifting(0.5)
+    other = run("other")
+    assert not all(tensor.equal(other[name]) for name, tensor in plain.items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_ranks_measure_and_train_as_one_process(
+    drifting: Callable[[float], None], tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    import drifted_rollout
+
+    data, one, two = write_rows(9), tmp_path / "one", tmp_path / "two"
+    common = {"rlhf_type": "reinforce_pp"} | OPTIONS
+    run = runs.swift(
+        runs.arguments(
+            tiny_model,
+            data,
+            two,
+            **common,
+            gradient_accumulation_steps=2,
+            external_plugins=PLUGIN,
+            ddp_backend="gloo",
+        ),
+        NPROC_PER_NODE="2",
+        **{drifted_rollout.DRIFT: "0.5"},
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    drifting(0.5)
+    runs.train(tiny_model, data, one, **common, gradient_accumulation_steps=4)
+
+    for alone, ranks in zip(runs.log_lines(one)[:2], runs.log_lines(two)[:2], strict=True):
+        names = [name for name in alone if name.startswith("offpolicy/")]
+        assert {"offpolicy/ess_seq", "offpolicy/staleness_2/kl_k3"} <= set(names)
+        for name in names:
+            assert alone[name] == pytest.approx(ranks[name], rel=1e-4, abs=1e-6), name
+    assert 0.0 < alone["offpolicy/ess_token"] < 0.99
+    for name, tensor in trained(one).items():
+        torch.testing.assert_close(trained(two)[name], tensor, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("amount", [0.1, 3.0])
+def test_the_gate_skips_what_is_too_far_off(
+    amount: float,
+    drifting: Callable[[float], None],
+    tiny_model: Path,
+    write_rows: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The flag belongs to the asynchronous pipeline, so that the option is set behind its back."""
+    prepare = OffPolicyMixin._prepare_algorithm_params
+
+    def with_gate(self: Any) -> None:
+        prepare(self)
+        self.off_policy = replace(self.off_policy, mode="token_truncate", ess_gate=True)
+
+    monkeypatch.setattr(OffPolicyMixin, "_prepare_algorithm_params", with_gate)
+    drifting(amount)
+    options = OPTIONS | {"beta": 0.0}  # which alone would do without the proximal log-probs
+    runs.train(
+        tiny_model, write_rows(9), tmp_path, rlhf_type="rloo", gradient_accumulation_steps=4, **options
+    )
+    is_skipped = amount > 1
+    for line in runs.log_lines(tmp_path)[:2]:
+        assert line["offpolicy/batches_skipped"] == is_skipped
+        assert (line["grad_norm"] == 0) == is_skipped
+        assert (line["offpolicy/ess_token"] < 0.5) == is_skipped
+    moved = [tensor.abs().max() for name, tensor in trained(tmp_path).items() if "lora_B" in name]
+    assert (max(moved) == 0) == is_skipped  # lora_B starts at 0
