@@ -33,6 +33,11 @@ _STATES = ("conv_states", "recurrent_states")
 MAX_PADDING = 2.0
 """Two batches are put together while the columns times rows of the whole stay below this multiple of theirs."""
 
+MAX_DIVERGENCE = {torch.float32: 1e-5}
+"""Nats, by float type, between the next token's distribution with and without a cache: more than rounding makes."""
+MAX_ROUGH_DIVERGENCE = 0.2
+"""The same for the float types of fewer digits."""
+
 
 class TokenBatch:
     """`ids` [B, S] and all that the model needs for the next token of each row.
@@ -82,25 +87,31 @@ class TokenBatch:
 
     @property
     def takes_padding(self) -> bool:
-        """Whether sequences of unlike length may share the first forward of this model.
+        """Whether sequences of unlike length may share the first forward; asked after a `forward`.
 
         Not where a layer has a state that runs over the padding: what becomes of it there is up to each model.
         """
-        cache = self.cache
-        is_attention = isinstance(cache, Cache) and all(type(layer) in _ATTENTION for layer in cache.layers)
-        return is_attention and _accepts_mask(self._model)
+        return self.is_standard and all(type(layer) in _ATTENTION for layer in self.cache.layers)
 
     @property
-    def can_select(self) -> bool:
-        """Whether rows can be dropped and doubled."""
-        return self.cache is None or hasattr(self.cache, "reorder_cache")
+    def is_standard(self) -> bool:
+        """Whether all that the model keeps is in a cache of transformers' own; asked after a `forward`.
+
+        Only then may a batch have several rows: the others know how to be batched in their own ways, if at all.
+        """
+        cache = self.cache
+        return (
+            isinstance(cache, Cache)
+            and _accepts_mask(self._model)
+            and {type(each).__module__ for each in (cache, *cache.layers)} == {Cache.__module__}
+            and any(_is_filled(layer) for layer in cache.layers)
+        )
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; one may be named more than once."""
+        """Keep these rows, in this order, of a standard batch; one may be named more than once."""
         index = torch.tensor(rows, device=self.ids.device)
         size = len(self.ids)
-        if self.cache is not None:
-            self.cache.reorder_cache(index)
+        self.cache.reorder_cache(index)
         for name, value in self._kwargs.items():
             if isinstance(value, torch.Tensor) and value.dim():
                 dim = value.dim() - 2 if name == "position_ids" else 0
@@ -112,7 +123,10 @@ class TokenBatch:
             self._resize(self.ids.shape[1] - empty)
 
     def take_over(self, other: TokenBatch) -> bool:
-        """Append the rows of `other`, which is then of no more use; False: they cannot share a batch."""
+        """Append the rows of `other`, which is then of no more use; False: they cannot share a batch.
+
+        Both are standard, and as `append` left them.
+        """
         width = max(self.ids.shape[1], other.ids.shape[1])
         cells = self.ids.numel() + other.ids.numel()
         if width * (len(self.ids) + len(other.ids)) > MAX_PADDING * cells or not self._fits(other):
@@ -135,8 +149,6 @@ class TokenBatch:
     def _can_align(self) -> bool:
         """Whether columns can be added and taken at the left end."""
         cache = self.cache
-        if not isinstance(cache, Cache) or not _accepts_mask(self._model):
-            return False
         known = {*_ROW_FIRST, *_CACHES, "position_ids"}
         return (
             all(type(layer) in _ALIGNABLE for layer in cache.layers)
@@ -176,6 +188,22 @@ class TokenBatch:
         self._mask = _pad_left(self._mask, added)
         for layer in self.cache.layers:
             _resize_layer(layer, width - 1)
+
+
+def keeps_batches_apart(model: Any) -> bool:
+    """Whether two batches can take turns: not where the model itself remembers what it has read."""
+    batches = [TokenBatch(model, [[1, 2, 3]]), TokenBatch(model, [[4, 5]])]
+    allowed = MAX_DIVERGENCE.get(model.dtype, MAX_ROUGH_DIVERGENCE)
+    for _ in range(2):
+        for batch in batches:
+            served = batch.forward().log_softmax(-1)
+            with torch.no_grad():
+                logits = model(input_ids=batch.ids, use_cache=False).logits[:, -1]
+            expected = logits.to(served.device, torch.float32).log_softmax(-1)
+            if float(F.kl_div(served, expected, log_target=True, reduction="sum")) > allowed:
+                return False
+            batch.append(served.argmax(-1))
+    return True
 
 
 def _first_inputs(
@@ -219,6 +247,11 @@ def _length(layer: Any) -> int | None:
     if not isinstance(layer, DynamicLayer) or not layer.is_initialized:
         return None
     return int(layer.get_seq_length())
+
+
+def _is_filled(layer: Any) -> bool:
+    states = [state for name in _STATES for state in getattr(layer, name, {}).values()]
+    return _length(layer) is not None or any(state is not None for state in states)
 
 
 def _pad_left(tensor: torch.Tensor, added: int) -> torch.Tensor:

@@ -5,9 +5,9 @@
     future of a request  <-- call_soon ------    an answer has ended
 
 All requests that wait at a token boundary begin together: each distinct prompt goes through the model once, its
-rows are then doubled for the members of its group and join the running batch where their caches allow it. New
-weights send every answer in flight back to those that wait, with the tokens that it has: it begins again from
-these, under the new weights.
+rows are then doubled for the members of its group and join the running batch. A model with a cache of its own
+kind decodes each answer alone. New weights send every answer in flight back to those that wait, with the tokens
+that it has: it begins again from these, under the new weights.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from swift_rlx.backends.transformers_answer import Answer
-from swift_rlx.backends.transformers_batch import MAX_PADDING, PER_TOKEN, TokenBatch
+from swift_rlx.backends.transformers_batch import MAX_PADDING, PER_TOKEN, TokenBatch, keeps_batches_apart
 from swift_rlx.backends.transformers_sampling import draw_rows
-from swift_rlx.errors import BackendError, BackendUnavailable
+from swift_rlx.errors import BackendError, BackendUnavailable, ConfigError
 from swift_rlx.registry import one_line
 from swift_rlx.types import FinishReason, PolicyVersion
 
@@ -46,6 +46,7 @@ class _Wave:
 class Decoder:
     """Decodes with `model` in a thread of its own; `version` is that of the weights in it.
 
+    Raises `ConfigError` for a model that cannot decode two batches in turns.
     `on_fault(error)` is called from the thread should it ever end by an error.
     """
 
@@ -66,7 +67,12 @@ class Decoder:
         self._waves: list[_Wave] = []
         probe = TokenBatch(model, [[0]])
         probe.forward()
-        self._takes_padding, self._can_select = probe.takes_padding, probe.can_select
+        self._takes_padding, self._is_standard = probe.takes_padding, probe.is_standard
+        if not keeps_batches_apart(model):
+            raise ConfigError(
+                f"model '{type(model).__name__}' is refused: it keeps its state in itself and can decode one batch"
+                " at a time; the transformers engine needs a model whose state is in a cache"
+            )
         self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
         self._thread.start()
 
@@ -147,7 +153,7 @@ class Decoder:
         """Forwards to be made, each a list of distinct prompts, each a list of the answers that go on from it."""
         by_prompt: dict[object, list[Answer]] = {}
         for number, answer in enumerate(answers):
-            by_prompt.setdefault(answer.key if self._can_select else number, []).append(answer)
+            by_prompt.setdefault(answer.key if self._is_standard else number, []).append(answer)
         forwards: list[list[list[Answer]]] = []
         tokens = 0
         for group in sorted(by_prompt.values(), key=lambda group: len(group[0].sequence)):
@@ -165,7 +171,7 @@ class Decoder:
 
     def _may_join(self, prompts: list[list[Answer]], tokens: int, length: int) -> bool:
         """Whether a prompt of that length can go with these, shorter ones of so many tokens."""
-        if prompts[0][0].request.prompt.model_inputs:
+        if prompts[0][0].request.prompt.model_inputs or not self._is_standard:
             return False
         if not self._takes_padding and len(prompts[0][0].sequence) != length:
             return False
@@ -187,7 +193,7 @@ class Decoder:
             logits = logits[rows]
         wave = _Wave(batch, answers)
         self._draw(wave, logits)
-        for other in self._waves:
+        for other in self._waves if self._is_standard else ():
             if other.batch.take_over(batch):
                 other.answers += answers
                 return
@@ -217,18 +223,15 @@ class Decoder:
         wave.batch.append(tokens)
         drawn, now = zip(tokens.tolist(), logprobs.tolist(), strict=True), time.monotonic()
         for answer, (token, logprob) in zip(wave.answers, drawn, strict=True):
-            if not answer.is_over:
-                answer.add(token, logprob, self.version, now)
+            answer.add(token, logprob, self.version, now)
 
     def _clear(self) -> None:
-        """Take answers that are over out of their batches; where a cache cannot let go of a row, it rides along."""
+        """Take answers that are over out of their batches, and such batches away."""
         for wave in self._waves:
             keep = [row for row, answer in enumerate(wave.answers) if not answer.is_over]
-            if not keep:
-                wave.answers = []
-            elif len(keep) < len(wave.answers) and wave.batch.can_select:
+            if 0 < len(keep) < len(wave.answers):
                 wave.batch.select(keep)
-                wave.answers = [wave.answers[row] for row in keep]
+            wave.answers = [wave.answers[row] for row in keep]
         self._waves = [wave for wave in self._waves if wave.answers]
         self._waiting = [answer for answer in self._waiting if not answer.is_over]
 
