@@ -72,7 +72,7 @@ class Answer:
 
     request: GenerationRequest
     start_s: float
-    pinned: PolicyVersion | None
+    pinned: PolicyVersion | None = None
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -104,16 +104,16 @@ class VllmEngine:
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """As `Backend.generate`. `WorkerDied`: vLLM has ended, this process has to end too."""
-        await self._begin()
         parameters = sampling_parameters(request)
         if request.prompt.model_inputs:
             raise BackendRejected(
                 f"request '{request.request_id}' has encoded inputs ({', '.join(request.prompt.model_inputs)}) beside"
                 " its tokens, which the backend 'vllm' does not take: use --rollout_backend transformers"
             )
-        answer = Answer(request, self._clock.now(), self._weights.pinned)
+        answer = Answer(request, self._clock.now())
         self._answers[request.request_id] = answer
         try:
+            await self._begin()
             collecting = self._collecting[request.request_id] = asyncio.ensure_future(
                 self._collect(answer, parameters)
             )
@@ -121,11 +121,13 @@ class VllmEngine:
         except BackendError as error:
             raise error.losing(len(answer.token_ids)) from error.__cause__
         finally:
-            del self._answers[request.request_id], self._collecting[request.request_id]
+            del self._answers[request.request_id]
+            self._collecting.pop(request.request_id, None)
         return answer.completion(self.name, self._weights.version.incarnation, self._clock.now())
 
     async def _collect(self, answer: Answer, parameters: Any) -> None:
         request_id = answer.request.request_id
+        answer.pinned = self._weights.pinned
         stream = self._stream(answer.request.prompt.token_ids, parameters, request_id)
         async for output in stream:
             answer.add(output, self._clock.now())
@@ -143,7 +145,7 @@ class VllmEngine:
         known = [request_id for request_id in request_ids if request_id in self._answers]
         for request_id in known:
             self._answers[request_id].is_aborted = True
-        if known:
+        if known and self._watch is not None:
             await self._until_death(self._llm.abort(known))
 
     async def publish(self, version: PolicyVersion, payload: object) -> None:
@@ -208,7 +210,7 @@ class VllmEngine:
 
     async def _until_death(self, call: Awaitable[Result]) -> Result:
         """The result of a call to vLLM; its errors are made ours, and a dead engine is an error at once."""
-        assert self._watch is not None
+        assert self._watch is not None, "`_begin` comes first"
         task = asyncio.ensure_future(call)
         try:
             both: tuple[asyncio.Future[Any], ...] = (task, self._watch.ended)
