@@ -15,14 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from swift_rlx.backends import EngineSpec
 from swift_rlx.cluster.channel import BrokenMessage, Channel
-from swift_rlx.cluster.guardian import MARK, end_group, guardian
+from swift_rlx.cluster.guardian import end_group, guardian
+from swift_rlx.cluster.launch import Launch, check_system
 from swift_rlx.cluster.messages import (
     BEAT_S,
     FROM_WORKER,
@@ -42,29 +39,10 @@ from swift_rlx.cluster.messages import (
 )
 from swift_rlx.errors import BackendError, RlxError, WorkerDied
 
-TAIL_LINES = 20
-TAIL_BYTES = 4000
 LAST_WORDS_S = 0.3
 """How long messages of an ended process may still be on their way."""
 EXIT_S = 2.0
 """How long a process that closed its channel may take to end."""
-RANKS_ONLY = {
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
-}
-RANKS_ONLY_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_")
-"""Environment variables that tell the trainer's ranks who they are; a worker would try to join them."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a worker is started. `environment` is laid over that of the trainer."""
-
-    name: str
-    spec: EngineSpec
-    log: Path
-    environment: Mapping[str, str] = field(default_factory=dict)
-    silence_limit_s: float = 30.0
 
 
 class HostedProcess:
@@ -103,13 +81,14 @@ class HostedProcess:
 
     @classmethod
     async def launch(cls, launch: Launch) -> HostedProcess:
-        """Start the process; `ready` tells when it can be asked."""
+        """Start the process; `ready` tells when it can be asked. Raises `ConfigError` on a system without pidfds."""
+        check_system()
         ours, theirs = socket.socketpair()
         with theirs:
             channel = await Channel.open(ours, FROM_WORKER)  # the last wait: from here on, nothing gets lost
-            log_begin = launch.log.stat().st_size if launch.log.exists() else 0
+            log_begin = launch.log_size()
             mark = f"{os.getpid()}.{secrets.token_hex(8)}"
-            process = _popen(launch, theirs, mark)
+            process = launch.popen(theirs, mark)
             guardian().add_group(process.pid, mark)
             channel.send(Start(launch.spec, tuple(sys.path), launch.silence_limit_s))
             return cls(launch, process, mark, channel, log_begin)
@@ -174,7 +153,7 @@ class HostedProcess:
 
     def tail(self) -> str:
         """The last lines of its log."""
-        return f"the end of its log {self._launch.log}:\n{log_tail(self._launch.log, self._log_begin)}"
+        return f"the end of its log {self._launch.log}:\n{self._launch.log_tail(self._log_begin)}"
 
     def _fail(self, reason: str) -> None:
         """It cannot answer any more; the first reason counts."""
@@ -248,30 +227,6 @@ class HostedProcess:
         self.ended.set_result(None)
 
 
-def _popen(launch: Launch, theirs: socket.socket, mark: str) -> subprocess.Popen[bytes]:
-    descriptor = theirs.fileno()
-    module = "swift_rlx.cluster.host"
-    with launch.log.open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, str(descriptor), launch.name, str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**_environment(launch.environment), MARK: mark},
-            pass_fds=(descriptor,),
-            start_new_session=True,
-        )
-
-
-def _environment(changes: Mapping[str, str]) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in RANKS_ONLY and not name.startswith(RANKS_ONLY_PREFIXES)
-    }
-    return {**kept, "PYTHONUNBUFFERED": "1", **changes}
-
-
 def _how_it_ended(process: int) -> str:
     try:
         status = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
@@ -282,15 +237,3 @@ def _how_it_ended(process: int) -> str:
     if status.si_code == os.CLD_EXITED:
         return f"ended with status {status.si_status}"
     return f"was ended by {signal.Signals(status.si_status).name}"
-
-
-def log_tail(log: Path, begin: int) -> str:
-    """The last lines that were written after position `begin`."""
-    try:
-        with log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(begin, end - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        return f"({error})"
-    return "\n".join(text.strip().splitlines()[-TAIL_LINES:]) or "(empty)"

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from swift_rlx.backends import Capabilities, EngineSpec, GenerationRequest, Health, Probe, WeightFiles
-from swift_rlx.cluster.hosted_process import HostedProcess, Launch
+from swift_rlx.cluster.hosted_process import HostedProcess
+from swift_rlx.cluster.launch import Launch
 from swift_rlx.cluster.messages import (
     AskHealth,
     AskLogprobs,
@@ -145,6 +146,8 @@ class WorkerProcess:
             raise BackendUnavailable(f"worker '{self.name}' is closed")
         if self._process is None:
             raise BackendUnavailable(f"worker '{self.name}' was not started: await its `start` first")
+        if self._process.is_alive and not self._process.ready.done():
+            raise BackendUnavailable(f"worker '{self.name}' is being started: it is {self._process.doing}")
         return await self._process.call(body)
 
     async def _start(self) -> None:
@@ -195,7 +198,8 @@ class WorkerProcess:
             return
         version, probe = self._unchecked
         served = await self.logprobs(probe.token_ids)
-        self.probe_difference = probe.difference(served)
+        fits = served.shape == probe.logprobs.shape
+        self.probe_difference = probe.difference(served) if fits else float("inf")
         if self.probe_difference > probe.tolerance:
             raise WeightMismatch(
                 f"worker '{self.name}' does not serve the weights {version} that it took: its log-probs of the probe"

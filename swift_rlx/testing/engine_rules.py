@@ -58,7 +58,7 @@ async def a_seed_gives_the_same_answer_again_and_another_seed_another(subject: S
 async def an_answer_has_at_most_max_tokens_and_says_why_it_ended(subject: Subject) -> AsyncIterator[str]:
     """LENGTH at `max_tokens` or where the model is full, STOP with an ending token."""
     too_many = subject.case.max_model_len + 10
-    for most, room in ((1, 1), (5, 5), (too_many, subject.longest)):
+    for most, room in ((1, 1), (5, 5), (too_many, subject.room)):
         for answer in await subject.answers(range(3), max_tokens=most):
             if not 0 < answer.num_tokens <= room:
                 yield f"max_tokens {most} gave {answer.num_tokens} tokens, where {room} fit"

@@ -81,9 +81,14 @@ class Subject:
         )
 
     @property
-    def longest(self) -> int:
+    def room(self) -> int:
         """Tokens that fit after the prompt."""
         return self.case.max_model_len - len(self.case.prompt)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of an answer whose text can still be scored: engines want room for one more."""
+        return self.room - 1
 
     def text(self, completion: Completion) -> IntArray:
         """Prompt and answer."""

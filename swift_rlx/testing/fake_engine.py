@@ -46,7 +46,8 @@ class FakeEngine:
     Prompts that begin with one of these token ids make it misbehave, where the option is set: `crash_token` ends the
     process by SIGKILL, `hang_token` stops the process, `lose_token` loses the engine, `bug_token` and `busy_token`
     raise.
-    `ignores_weights`: new weights are acknowledged only; `deaf`: it never says how it is; `build_s`: for building it.
+    `ignores_weights`: new weights are acknowledged only; `deaf`: it never says how it is; `build_s`, `publish_s`:
+    how long that takes.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -93,6 +94,7 @@ class FakeEngine:
     async def publish(self, version: PolicyVersion, payload: object) -> None:
         """Load the table."""
         assert isinstance(payload, WeightFiles)
+        await asyncio.sleep(float(str(self._spec.options.get("publish_s", 0.0))))
         if self._spec.options.get("ignores_weights"):
             self._weights = _Weights(version, self._weights.logits_VV)
         else:

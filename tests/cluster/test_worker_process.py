@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 import pytest
-from worker_runs import PROBE_IDS, end_of, request, weights, worker
+from worker_runs import PROBE_IDS, end_of, request, until, weights, worker
 
-from swift_rlx.cluster import hosted_process, worker_process
+from swift_rlx.cluster import launch, worker_process
 from swift_rlx.errors import (
     BackendRejected,
     BackendTimeout,
@@ -137,6 +137,48 @@ def test_every_waiting_call_fails_once_and_soon_when_the_process_is_killed_and_a
 
 
 @pytest.mark.slow
+def test_who_stops_waiting_for_a_replacement_does_not_stop_it(tmp_path):
+    one = worker(tmp_path, build_s=0.3)
+
+    async def body():
+        os.kill(one.pid, signal.SIGKILL)
+        await until(lambda: not one._process.is_alive)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(one.health(), 0.1)
+        with pytest.raises(BackendUnavailable, match="is being started"):
+            await one.generate(request())
+        await one.health()
+        assert one.start_number == 2
+
+    run(one, body)
+
+
+def test_weights_whose_publishing_was_not_waited_for_are_still_checked(tmp_path):
+    files = weights(tmp_path, 1)
+    one = worker(tmp_path, ignores_weights=True, publish_s=0.2)
+
+    async def body():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(one.publish(V1, files), 0.1)
+        assert (await one.health()).version == PolicyVersion()
+        await asyncio.sleep(0.3)
+        with pytest.raises(WeightMismatch, match=r"does not serve the weights 0\.1 that it took"):
+            await one.health()
+
+    run(one, body)
+
+
+def test_a_system_without_pidfds_is_refused(tmp_path, monkeypatch):
+    def refuse(pid):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    error = start_error(worker(tmp_path))
+    assert type(error) is ConfigError
+    assert "no pidfds ([Errno 1] Operation not permitted); they need Linux 5.3" in str(error)
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_noticed_by_its_silence(tmp_path):
     one = worker(tmp_path, hang_token=5, silence_limit_s=0.8)
 
@@ -213,6 +255,7 @@ def test_a_start_that_takes_too_long_says_what_it_waited_for(tmp_path):
     assert end_of(one.pid) == ""
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_again_and_again_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_process, "MAX_RESTARTS", 1)
     one = worker(tmp_path, crash_token=3)
@@ -251,7 +294,7 @@ def test_the_ranks_of_the_trainer_are_not_told_to_workers(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("RANKING", "kept")
-    environment = hosted_process._environment({"OMP_NUM_THREADS": "2"})
+    environment = launch._environment({"OMP_NUM_THREADS": "2"})
     assert not {"RANK", "TORCHELASTIC_RUN_ID"} & environment.keys()
     assert environment["RANKING"] == "kept"
     assert environment["OMP_NUM_THREADS"] == "2"
