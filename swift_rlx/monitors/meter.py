@@ -118,6 +118,10 @@ class RolloutMeter:
         """The scheduler's counters now."""
         self._counters = counters
 
+    def go_on_from(self, counters: Counters) -> None:
+        """Differences count from here: what earlier starts of the run counted is not of this one."""
+        self._counters = self._counted = counters
+
     def values(self, now_s: float) -> dict[str, float]:
         """The metrics of `names.METRICS` since the last line, as far as there is something to say."""
         window, train_s = self._window, self._window.seconds[Phase.TRAIN]
@@ -175,6 +179,7 @@ class RolloutMeter:
             wall_s=wall_s,
             seconds=dict(self._seconds),
             mean_inflight=self._answer_s / wall_s if wall_s > 0 else 0.0,
+            slots=sum(counters.max_inflight.values()) if counters else 0,
             generate_s=self._generate_s / max(self._groups, 1),
             score_s=self._score_s / max(self._groups, 1),
             tokens=dict(counters.tokens) if counters else {},

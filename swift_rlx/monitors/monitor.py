@@ -60,6 +60,11 @@ class Monitor:
             max_bytes=max_timeline_bytes,
         )
 
+    def go_on_from(self, counters: Counters) -> None:
+        """A resumed run starts with these counters."""
+        with self._lock:
+            self._meter.go_on_from(counters)
+
     def completion(self, completion: Completion, label: str = "answer") -> None:
         """An answer ended, whole or cut. `label` names it in the timeline."""
         with self._lock:

@@ -42,6 +42,10 @@ class Counters(Protocol):
         """Ejections of workers."""
 
     @property
+    def max_inflight(self) -> Mapping[str, int]:
+        """Requests that each worker may have in flight now."""
+
+    @property
     def tokens(self) -> Mapping[Fate, int]:
         """Generated tokens by fate."""
 
@@ -51,15 +55,10 @@ class RolloutPlan:
     """How the run was set up, as far as advice depends on it."""
 
     workers: int = 1
-    max_inflight: int = 32
-    """Per worker."""
+    max_inflight: int | None = None
+    """Per worker; None: adapted to a target latency."""
     max_staleness: int = 2
     weight_update: str = "keep"
-
-    @property
-    def slots(self) -> int:
-        """Answers that can be in flight at a time."""
-        return self.workers * self.max_inflight
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,8 @@ class RunTotals:
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     mean_inflight: float = 0.0
     """Answers in flight at a time, of those that ended."""
+    slots: int = 0
+    """Answers that the workers may have in flight together, at the end."""
     generate_s: float = 0.0
     """From the first submit of a trained group to its last answer, mean."""
     score_s: float = 0.0

@@ -71,7 +71,7 @@ def judge(totals: RunTotals, plan: RolloutPlan) -> Verdict | None:
 
 
 def _training(totals: RunTotals, plan: RolloutPlan) -> Verdict:
-    needed = math.ceil(totals.mean_inflight / (SLOTS_FULL * plan.max_inflight))
+    needed = math.ceil(plan.workers * totals.mean_inflight / (SLOTS_FULL * max(totals.slots, 1)))
     spare = plan.workers - max(needed, 1)
     if spare > 0:
         advice = (
@@ -80,7 +80,7 @@ def _training(totals: RunTotals, plan: RolloutPlan) -> Verdict:
         )
     else:
         advice = "only a faster trainer makes it faster: more ranks, or larger micro-batches"
-    return Verdict(Limit.TRAINING, f"{_slots(totals, plan)}", advice)
+    return Verdict(Limit.TRAINING, _slots(totals), advice)
 
 
 def _waiting(totals: RunTotals, plan: RolloutPlan) -> Verdict:
@@ -93,11 +93,12 @@ def _waiting(totals: RunTotals, plan: RolloutPlan) -> Verdict:
             f"{waited}; a group took {totals.generate_s:.1f} s to generate, {totals.score_s:.1f} s to score"
         )
         return Verdict(Limit.REWARDS, evidence, "make the slowest reward faster, asynchronous or smaller")
-    evidence = f"{waited}, {_slots(totals, plan)}"
-    if totals.mean_inflight >= SLOTS_FULL * plan.slots:
+    evidence = f"{waited}, {_slots(totals)}"
+    if totals.mean_inflight >= SLOTS_FULL * totals.slots:
         speed_up = 1.0 / max(1.0 - totals.share(Phase.WAIT), 1e-3)
         workers = max(math.ceil(plan.workers * speed_up), plan.workers + 1)
-        advice = f"--rollout_workers {workers} would feed the trainer, or raise --rollout_max_inflight"
+        flag = "--rollout_target_latency_s" if plan.max_inflight is None else "--rollout_max_inflight"
+        advice = f"--rollout_workers {workers} would feed the trainer, or raise {flag}"
         return Verdict(Limit.GENERATION, evidence, advice)
     advice = f"raise --max_staleness ({plan.max_staleness})"
     if plan.weight_update == "drain":
@@ -173,8 +174,8 @@ def ledger_line(tokens: Mapping[Fate, int]) -> str:
     return f"tokens: {short_number(total)} generated: {shares}"
 
 
-def _slots(totals: RunTotals, plan: RolloutPlan) -> str:
-    return f"{totals.mean_inflight:.0f} of {plan.slots} slots were in use"
+def _slots(totals: RunTotals) -> str:
+    return f"{totals.mean_inflight:.0f} of {totals.slots} slots were in use"
 
 
 def _percent(share: float) -> str:

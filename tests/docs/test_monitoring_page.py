@@ -61,6 +61,7 @@ def test_the_shown_lines_are_what_the_code_says(language):
         wall_s=1000.0,
         seconds={Phase.TRAIN: 600.0, Phase.WAIT: 400.0},
         mean_inflight=60,
+        slots=64,
         generate_s=4.0,
         score_s=0.1,
         tokens={Fate.TRAINED: 931, Fate.OVER_AGE: 49, Fate.FAILED: 4, Fate.IN_FLIGHT: 16},

@@ -47,7 +47,12 @@ def batch(step, answers, masks, scored_s):
 def counters(inflight=0, ready=0, retries=0, failovers=0, **tokens):
     by_fate = {fate: tokens.get(fate.name.lower(), 0) for fate in Fate}
     return SimpleNamespace(
-        inflight=inflight, ready=ready, retries=retries, failovers=failovers, tokens=by_fate
+        inflight=inflight,
+        ready=ready,
+        retries=retries,
+        failovers=failovers,
+        tokens=by_fate,
+        max_inflight={"worker-0": 3, "worker-1": 4},
     )
 
 
@@ -151,6 +156,15 @@ def test_counters_are_differences_and_shares_are_of_the_run():
     assert shares["tokens/trained_share"] == pytest.approx(0.75)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert len(shares) == len(Fate)
+
+
+def test_a_resumed_run_counts_from_what_earlier_starts_counted():
+    meter = RolloutMeter(0.0)
+    meter.go_on_from(counters(retries=7, over_age=100))
+    meter.count(counters(retries=9, over_age=130))
+    values = meter.values(1.0)
+    assert (values["rollout/retries"], values["rollout/tokens_wasted"]) == (2.0, 30.0)
+    assert meter.totals().slots == 7
 
 
 def test_answers_in_flight_are_averaged_from_the_end_of_the_warm_up():

@@ -21,7 +21,7 @@ def totals(train=0.6, wait=0.0, publish=0.0, evaluate=0.0, save=0.0, **other):
         Phase.EVALUATE: evaluate,
         Phase.SAVE: save,
     }
-    given = {"steps": 100, "generate_s": 4.0, "score_s": 0.1, "mean_inflight": 30.0}
+    given = {"steps": 100, "generate_s": 4.0, "score_s": 0.1, "mean_inflight": 30.0, "slots": 64}
     seconds = {phase: 1000.0 * share for phase, share in shares.items()}
     return RunTotals(**{**given, **other}, wall_s=1000.0, seconds=seconds)
 
@@ -32,6 +32,12 @@ CASES = {
         PLAN,
         "generation",
         "--rollout_workers 4 would feed the trainer, or raise --rollout_max_inflight",
+    ),
+    "adapted slots are full": (
+        totals(wait=0.2, mean_inflight=60),
+        RolloutPlan(2, None, 2),
+        "generation",
+        "--rollout_workers 3 would feed the trainer, or raise --rollout_target_latency_s",
     ),
     "slots are free": (totals(wait=0.4), PLAN, "the staleness bound", "raise --max_staleness (2)"),
     "drained": (
