@@ -38,12 +38,34 @@ def test_a_complete_answer_has_no_fault():
         ({"logprobs": np.zeros(7, dtype=np.float32)}, "7 log-probs for 3 tokens"),
         ({"logprobs": np.zeros(0, dtype=np.float32)}, "0 log-probs for 3 tokens"),
         ({"policy_steps": np.zeros(2, dtype=np.int32)}, "2 policy versions for 3 tokens"),
-        ({"logprobs": np.array([0, np.nan, 0], dtype=np.float32)}, "log-probs that are not finite"),
+        (
+            {"logprobs": np.array([0, np.nan, 0], dtype=np.float32)},
+            "no finite log-prob for 1 of 3 sampled tokens",
+        ),
+        ({"sampled": np.ones(2, dtype=np.bool_)}, "2 marks of sampled tokens for 3 tokens"),
+        ({"sampled": np.zeros(3, dtype=np.bool_)}, "no token of its own"),
+        (
+            {
+                "sampled": np.array([True, False, True]),
+                "logprobs": np.array([-1, -1, np.nan], dtype=np.float32),
+            },
+            "no finite log-prob for 1 of 2 sampled tokens",
+        ),
         ({"token_ids": np.zeros(0, dtype=np.int32)}, "no token"),
     ],
 )
 def test_an_answer_that_cannot_train_says_why(changes, fault):
     assert completion(**changes).fault() == fault
+
+
+def test_a_token_of_the_environment_needs_no_log_prob_and_no_version():
+    answer = completion(
+        sampled=np.array([True, False, True]),
+        logprobs=np.array([-1, np.nan, -1], dtype=np.float32),
+        policy_steps=np.array([4, -1, 5], dtype=np.int32),
+    )
+    assert answer.fault() is None
+    assert (answer.num_tokens, answer.num_sampled, answer.sampled_steps.tolist()) == (3, 2, [4, 5])
 
 
 def test_versions_are_ordered_by_incarnation_then_step():

@@ -46,8 +46,10 @@ class RolloutConfig:
     """Generation batches that the trainer picks up for one optimizer step; above 1 only with `steps_per_batch` 1."""
     max_batches: int | None = None
     """Generation batches that will be picked up, after a restart those that are left; nothing is admitted past them."""
-    max_inflight: int = 32
-    """Completions in flight per worker."""
+    max_inflight: int | None = None
+    """Completions in flight per worker; None: adapted to the workers' speed and `target_latency_s` (`inflight.py`)."""
+    target_latency_s: float = 2.0
+    """How long an answer should take on average, where `max_inflight` is None and lengths allow it."""
     reserved_share: float = 0.0
     """Share of a worker's slots kept for prompts whose `expected_tokens` reach `long_tokens`."""
     long_tokens: int = 2048
@@ -82,7 +84,6 @@ class RolloutConfig:
             "max_staleness": 0,
             "steps_per_batch": 1,
             "batches_per_step": 1,
-            "max_inflight": 1,
             "retries": 0,
             "score_concurrency": 1,
         }
@@ -101,9 +102,11 @@ class RolloutConfig:
             )
         if not 0 <= self.reserved_share < 1:
             raise ConfigError(f"reserved_share {self.reserved_share:g} is refused: use 0 up to less than 1")
-        if self.max_batches is not None and self.max_batches < 1:
-            raise ConfigError(f"max_batches {self.max_batches} is refused: use at least 1, or None")
+        for name in ("max_batches", "max_inflight"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} {value} is refused: use at least 1, or None")
         for name in (
+            "target_latency_s",
             "request_timeout_s",
             "abort_grace_s",
             "outage_limit_s",
@@ -117,6 +120,10 @@ class RolloutConfig:
     def places(self) -> int:
         """Groups that may be admitted whose weights are not live yet: those of the pick-ups within the bound."""
         return (self.max_staleness // self.steps_per_batch + 1) * self.batches_per_step * self.batch_groups
+
+    def most_inflight(self, workers: int) -> int:
+        """Completions that a worker can have in flight at most: its part of all places."""
+        return -(-self.places * self.group_size // workers)
 
     def level(self, deadline: int, step: int) -> int:
         """How many steps with a pick-up come after `step`, up to `deadline`; negative past it."""

@@ -97,6 +97,7 @@ class Generation:
             line.popleft()
             if job.group.start_step is None:
                 job.group.start_step = worker.version.step
+            job.mark = state.router.sent(worker)
             state.supervisor.spawn(self._run(job, worker))
 
     def _request(self, job: Job) -> GenerationRequest:
@@ -145,6 +146,7 @@ class Generation:
         elif answer.finish_reason is FinishReason.ABORT:
             self._was_cut(job, answer.num_sampled)
         else:
+            state.router.measured(worker, job.mark, answer.num_tokens, state.clock.now() - request.submit_s)
             self._answered(job, worker, answer)
 
     def _check(self, answer: Completion, worker: Worker, job: Job) -> None:

@@ -11,6 +11,7 @@ from swift_rlx.backends.base import Backend, GenerationRequest
 from swift_rlx.clock import Clock, Timer
 from swift_rlx.errors import BackendError, BackendTimeout, BackendUnavailable
 from swift_rlx.scheduler.groups import OpenGroup
+from swift_rlx.scheduler.inflight import Mark
 from swift_rlx.types import Completion
 
 Result = TypeVar("Result")
@@ -31,6 +32,8 @@ class Job:
     """Workers on which it failed."""
     is_being_cut: bool = False
     """Whether we told the backend to end it."""
+    mark: Mark | None = None
+    """Of the attempt, for the worker's pace."""
     was_cut: bool = False
     """Whether its tokens were thrown away once, at a publish by `abort`."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from swift_rlx.backends.base import Backend
 from swift_rlx.errors import SchedulingError
+from swift_rlx.scheduler.inflight import InflightLimit, Mark
 from swift_rlx.types import PolicyVersion
 
 FAILURES_TO_EJECT = 3
@@ -36,9 +37,11 @@ class Worker:
 
     backend: Backend
     max_inflight: int
-    reserved: int
+    reserved_share: float
     version: PolicyVersion
     """Last version whose publishing it acknowledged."""
+    pace: InflightLimit | None = None
+    """What adapts `max_inflight`; None: it stays."""
     state: WorkerState = WorkerState.OPEN
     inflight: int = 0
     long_inflight: int = 0
@@ -56,7 +59,8 @@ class Worker:
         """Whether a request fits; reserved slots that no long request uses stay free for one."""
         if self.state is not WorkerState.OPEN or (self.ejections and self.inflight):
             return False
-        kept = 0 if is_long else max(self.reserved - self.long_inflight, 0)
+        reserved = int(self.reserved_share * self.max_inflight)
+        kept = 0 if is_long else max(reserved - self.long_inflight, 0)
         return self.inflight + kept < self.max_inflight
 
 
@@ -93,6 +97,10 @@ class Router:
         worker.tokens += tokens
         return worker
 
+    def sent(self, worker: Worker) -> Mark | None:
+        """What `measured` needs to know of the request whose slot was taken last; None: the limit is fixed."""
+        return None if worker.pace is None else worker.pace.sent(worker.inflight)
+
     def release(self, worker: Worker, tokens: int, is_long: bool) -> None:
         """Give a slot back, with what was said when it was taken."""
         worker.inflight -= 1
@@ -104,6 +112,12 @@ class Router:
     def succeeded(self, worker: Worker) -> None:
         """An answer came."""
         worker.failures = worker.ejections = 0
+
+    def measured(self, worker: Worker, mark: Mark | None, tokens: int, seconds: float) -> None:
+        """An answer of so many tokens took so long; `mark`: what `sent` gave."""
+        if worker.pace is not None and mark is not None:
+            worker.pace.answered(mark, tokens, seconds)
+            worker.max_inflight = worker.pace.limit
 
     def failed(self, worker: Worker, is_dead: bool) -> bool:
         """A request failed by the worker's fault; returns whether this ejected it."""

@@ -26,6 +26,7 @@ from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupBook, GroupState
+from swift_rlx.scheduler.inflight import InflightLimit
 from swift_rlx.scheduler.ledger import TokenLedger
 from swift_rlx.scheduler.loops import generate_loop, publish_loop, score_loop
 from swift_rlx.scheduler.pickup import PickUp
@@ -72,12 +73,11 @@ class RolloutScheduler:
         if state is not None:
             state.check(version, config)
         events = Events()
-        reserved = int(config.reserved_share * config.max_inflight)
         self._state = RunState(
             config=config,
             clock=clock or LoopClock(),
             source=prompts,
-            router=Router(Worker(one, config.max_inflight, reserved, version) for one in backends),
+            router=Router(_workers(config, backends, version)),
             capacity=Capacity(config, version.step, state.capacity if state else None),
             supervisor=Supervisor(events.wake_waiters),
             events=events,
@@ -268,3 +268,14 @@ class RolloutScheduler:
 def _check_names(names: list[str]) -> None:
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"backends {names} are refused: at least one, each with its own name, is needed")
+
+
+def _workers(config: RolloutConfig, backends: Sequence[Backend], version: PolicyVersion) -> list[Worker]:
+    if config.max_inflight is not None:
+        return [Worker(one, config.max_inflight, config.reserved_share, version) for one in backends]
+    most = config.most_inflight(len(backends))
+    paces = [InflightLimit(config.target_latency_s, most) for _ in backends]
+    return [
+        Worker(one, pace.limit, config.reserved_share, version, pace)
+        for one, pace in zip(backends, paces, strict=True)
+    ]

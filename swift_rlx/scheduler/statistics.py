@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swift_rlx.scheduler.state import RunState
 from swift_rlx.types import DropReason, Fate
@@ -30,6 +30,8 @@ class Statistics:
     """Trained tokens by staleness in optimizer steps."""
     generated_tokens: int
     tokens: dict[Fate, int]
+    max_inflight: dict[str, int] = field(default_factory=dict)
+    """How many requests each worker may have in flight now."""
 
 
 def statistics_of(run: RunState, waiting_requests: int) -> Statistics:
@@ -50,4 +52,5 @@ def statistics_of(run: RunState, waiting_requests: int) -> Statistics:
         staleness=Counter(run.staleness),
         generated_tokens=run.ledger.generated,
         tokens={fate: run.ledger.tokens(fate) for fate in Fate},
+        max_inflight={worker.name: worker.max_inflight for worker in run.router.workers},
     )

@@ -26,7 +26,7 @@ def prompt(index, epoch=0):
     return Prompt(index, np.zeros(1, dtype=np.int32), epoch)
 
 
-def router(*slots, reserved=0):
+def router(*slots, reserved=0.0):
     workers = [
         Worker(FakeBackend(f"worker-{number}"), count, reserved, PolicyVersion())
         for number, count in enumerate(slots)
@@ -53,13 +53,13 @@ def test_no_worker_gets_more_than_its_slots():
 
 
 def test_reserved_slots_stay_free_for_long_requests():
-    routes = router(4, reserved=2)
+    routes = router(4, reserved=0.5)
     assert [routes.reserve(1, False) is None for _ in range(3)] == [False, False, True]
     assert [routes.reserve(1, True) is None for _ in range(3)] == [False, False, True]
 
 
 def test_long_requests_may_use_all_slots():
-    routes = router(4, reserved=2)
+    routes = router(4, reserved=0.5)
     assert [routes.reserve(1, True) is None for _ in range(5)] == [False] * 4 + [True]
 
 

@@ -31,12 +31,15 @@ def group(order, *members, rewards=None):
 
 
 def _completion(steps):
+    """`steps`: of the weights that made each token; None for one of the environment."""
     count = len(steps)
+    sampled = np.array([step is not None for step in steps])
     return Completion(
         np.zeros(count, dtype=np.int32),
         np.zeros(count, dtype=np.float32),
-        np.array(steps, dtype=np.int32),
+        np.array([-1 if step is None else step for step in steps], dtype=np.int32),
         FinishReason.STOP,
+        sampled=None if sampled.all() else sampled,
     )
 
 
@@ -58,6 +61,16 @@ def test_under_drop_the_whole_answer_leaves():
     member = group(0, [3, 4, 5]).members[0]
     assert loss_mask(member, 5, settings).tolist() == [True] * 3
     assert loss_mask(member, 6, settings).tolist() == [False] * 3
+
+
+@pytest.mark.parametrize("stale", StaleTokens)
+def test_tokens_of_the_environment_never_train_and_make_no_answer_old(stale):
+    settings = config(stale_tokens=stale)
+    one = group(0, [5, None, 6])
+    assert loss_mask(one.members[0], 6, settings).tolist() == [True, False, True]
+    ready = make_ready(one, settings)
+    assert ready.deadline == (8 if stale is StaleTokens.MASK else 7)
+    assert sorted(ready.tokens_by_step) == [(5, 1), (6, 1)]
 
 
 def test_an_unscored_answer_trains_no_token():

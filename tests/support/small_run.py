@@ -37,6 +37,7 @@ def settings(**changes):
         "group_size": 1,
         "min_members": 1,
         "max_staleness": 2,
+        "max_inflight": 32,
         "shape_capacity": False,
     }
     return RolloutConfig(**{**defaults, **changes})
