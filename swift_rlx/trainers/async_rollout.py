@@ -1,6 +1,7 @@
 """Batches from the asynchronous pipeline in the place of ms-swift's generation, on every rank."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,8 @@ from transformers import TrainerCallback
 
 from swift_rlx.backends import WeightFiles
 from swift_rlx.errors import ConfigError
+from swift_rlx.scheduler.resume import RolloutState
+from swift_rlx.scheduler.state_file import load_state, save_state
 from swift_rlx.trainers.prompt_encoding import PromptEncoder
 from swift_rlx.trainers.rank_link import RankLink
 from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from swift_rlx.trainers.pipeline import RolloutPipeline
 
 logger = get_logger()
+ROLLOUT_FOLDER = "rollout"
+"""Beside state.json in a checkpoint: answers that wait for their training, and prompts that are generated again."""
 
 
 class _PublishCallback(TrainerCallback):
@@ -40,7 +45,7 @@ class AsyncRolloutMixin:
 
     pipeline: "RolloutPipeline | None" = None
     """On rank 0, while it runs."""
-    rollout_state: Any = None
+    rollout_state: RolloutState | None = None
     """What an earlier start of the run left."""
     _link: RankLink | None = None
     _picked: PickedBatch | None = None
@@ -93,6 +98,23 @@ class AsyncRolloutMixin:
     @property
     def _takes_from_pipeline(self) -> bool:
         return bool(self.args.async_rollout) and self.model.training
+
+    # --- resume --------------------------------------------------------------------------------------------------
+
+    def _save_state(self, folder: str) -> None:
+        if self.args.async_rollout and self.accelerator.is_main_process:
+            state = self.rollout_state if self.pipeline is None else self.pipeline.thread.snapshot()
+            if state is not None:
+                save_state(state, Path(folder, ROLLOUT_FOLDER))
+        super()._save_state(folder)
+
+    def _load_state(self, folder: str) -> None:
+        super()._load_state(folder)
+        if self.args.async_rollout:
+            self.rollout_state = load_state(Path(folder, ROLLOUT_FOLDER))
+
+    def _order(self) -> dict[str, Any]:
+        return super()._order() | {"async_rollout": self.args.async_rollout}
 
     # --- weights -------------------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class ConversationBackend:
         try:
             output = await self._scheduler.run(infer_request, self._encoder.request_config)
         except _Aborted:
-            return _joined(conversation, [one.token_ids.tolist() for one in conversation.turns], None, b"")
+            return _joined(conversation, [one.token_ids.tolist() for one in conversation.turns], None, "")
         finally:
             del self._running[request.request_id]
         return self._completion(conversation, output)
@@ -143,7 +143,7 @@ class ConversationBackend:
                 f"the multi-turn scheduler {name} returned no response_token_ids, without which the tokens that were"
                 " sampled cannot be told from their text; return them from its `step`"
             )
-        turns = msgspec.msgpack.encode(
+        turns = msgspec.json.encode(
             {
                 "messages": output.messages,
                 "response_token_ids": output.response_token_ids,
@@ -151,7 +151,7 @@ class ConversationBackend:
                 "rollout_infos": output.rollout_infos,
                 "rollout_logprobs": output.rollout_logprobs,
             }
-        )
+        ).decode()
         return _joined(conversation, output.response_token_ids, output.response_loss_mask or None, turns)
 
     async def abort(self, request_ids: Collection[str]) -> None:
@@ -175,7 +175,7 @@ class ConversationBackend:
 
 
 def _joined(
-    conversation: _Conversation, ids: list[list[int]], masks: list[list[int]] | None, turns: bytes
+    conversation: _Conversation, ids: list[list[int]], masks: list[list[int]] | None, turns: str
 ) -> Completion:
     """One completion of all turns. Raises BackendRejected where a turn's log-probs are not one a sampled token."""
     made = conversation.turns

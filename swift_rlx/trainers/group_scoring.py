@@ -177,7 +177,7 @@ def sample_of(encoder: Any, row: Any, completion: Completion) -> Any:
         completion.token_ids.tolist(),
         completion.logprobs.tolist(),
         completion.finish_reason.value,
-        completion.info.get("turns", b""),
+        completion.info.get("turns", ""),
     )
 
 

@@ -13,6 +13,7 @@ from swift_rlx.cluster import WorkerProcess
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import SchedulingError
 from swift_rlx.scheduler import RolloutConfig
+from swift_rlx.scheduler.resume import PromptOf, RolloutState
 from swift_rlx.scheduler.threaded import RolloutThread
 from swift_rlx.trainers.epoch_order import EpochPrompts
 from swift_rlx.trainers.group_scoring import GroupScorer
@@ -36,7 +37,8 @@ class PipelinePlan:
 class RolloutPipeline:
     """Starts the workers on `first` weights and keeps the trainer in batches.
 
-    `state`: what `snapshot` returned in an earlier start of the run. `wrap`: put around each worker. Raises what a worker failed with.
+    `state`: of an earlier start of the run, with `prompt_of` (index, epoch) for the prompts in it.
+    `wrap`: put around each worker. Raises what a worker failed with.
     """
 
     def __init__(
@@ -46,7 +48,8 @@ class RolloutPipeline:
         first: WeightFiles,
         prompts: EpochPrompts,
         scorer: GroupScorer,
-        state: Any = None,
+        state: RolloutState | None = None,
+        prompt_of: PromptOf | None = None,
         wrap: Callable[[Backend], Backend] = lambda backend: backend,
     ) -> None:
         self.plan = plan
@@ -58,7 +61,15 @@ class RolloutPipeline:
         self._open = ExitStack()
         self._open.enter_context(scorer.watching())
         self._open.callback(scorer.close)
-        self.thread = RolloutThread(plan.config, self._make_backends, prompts, scorer, version=plan.version)
+        self.thread = RolloutThread(
+            plan.config,
+            self._make_backends,
+            prompts,
+            scorer,
+            version=plan.version,
+            state=state,
+            prompt_of=prompt_of,
+        )
         try:
             self.thread.start()
         except BaseException:

@@ -177,7 +177,7 @@ def start_pipeline(trainer: Any) -> None:
     )
     prompts = EpochPrompts(epoch_order(trainer), encode, position)
     trainer.pipeline = RolloutPipeline(
-        plan, trainer.weight_directory, first, prompts, scorer, state, conversing(trainer)
+        plan, trainer.weight_directory, first, prompts, scorer, state, encode, conversing(trainer)
     )
 
 

@@ -83,7 +83,7 @@ class PromptEncoder:
         }
 
     def answer(
-        self, sample: Any, token_ids: list[int], logprobs: list[float], finish_reason: str, turns: bytes = b""
+        self, sample: Any, token_ids: list[int], logprobs: list[float], finish_reason: str, turns: str = ""
     ) -> Any:
         """Put an answer onto a sample, in place; `turns` is what a conversation left (`conversations.py`)."""
         if turns:
@@ -138,9 +138,9 @@ def _output(text: Any, finish_reason: str, token_ids: list[int] | None = None, *
     return RolloutOutput(response=response, **fields)
 
 
-def conversation_output(turns: bytes, finish_reason: str) -> Any:
+def conversation_output(turns: str, finish_reason: str) -> Any:
     """What ms-swift's multi-turn scheduler returned, out of `Completion.info["turns"]`."""
-    left = msgspec.msgpack.decode(turns)
+    left = msgspec.json.decode(turns)
     return _output(left["messages"][-1]["content"], finish_reason, **left)
 
 

@@ -28,8 +28,8 @@ class Row(msgspec.Struct, frozen=True):
     worker: str = ""
     policy_steps: tuple[int, int] = (0, 0)
     is_filler: bool = False
-    turns: bytes = b""
-    """msgpack of what a conversation left (`conversations.py`); empty for a single answer."""
+    turns: str = ""
+    """JSON of what a conversation left (`conversations.py`); empty for a single answer."""
 
     def tokens(self) -> list[int]:
         """Token ids as sampled, environment tokens of a conversation included."""
@@ -93,7 +93,7 @@ def _row(trajectory: Trajectory, loss_mask: np.ndarray, step: int, columns: Sequ
         rewards=[values.get(name) for name in columns],
         worker=completion.worker,
         policy_steps=(int(completion.policy_steps[0]), int(completion.policy_steps[-1])),
-        turns=completion.info.get("turns", b""),  # type: ignore[arg-type]
+        turns=completion.info.get("turns", ""),  # type: ignore[arg-type]
     )
 
 
