@@ -153,6 +153,7 @@ def test_who_stops_waiting_for_a_replacement_does_not_stop_it(tmp_path):
     run(one, body)
 
 
+@pytest.mark.slow
 def test_weights_whose_publishing_was_not_waited_for_are_still_checked(tmp_path):
     files = weights(tmp_path, 1)
     one = worker(tmp_path, ignores_weights=True, publish_s=0.2)
