@@ -15,6 +15,7 @@ _LAZY = {
     "RLXConfig": "swift_rlx.integration.training_config",
     "ReinforcePPBaselineTrainer": "swift_rlx.trainers",
     "ReinforcePPTrainer": "swift_rlx.trainers",
+    "RolloutScheduler": "swift_rlx.scheduler",
     "register_reward": "swift_rlx.rewards",
 }
 

@@ -11,6 +11,7 @@ PUBLIC = [
     "RLXConfig",
     "ReinforcePPBaselineTrainer",
     "ReinforcePPTrainer",
+    "RolloutScheduler",
     "__version__",
     "register_reward",
 ]

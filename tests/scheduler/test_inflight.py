@@ -15,7 +15,7 @@ from swift_rlx.scheduler.inflight import START, Climb, InflightLimit, Window, ne
 from swift_rlx.testing.virtual_clock import run_virtual
 
 
-def run(length, iteration_s, target_s=10.0, steps=40, **changes):
+def run(length, iteration_s, target_s=10.0, steps=24, **changes):
     """Limits after the steps of the second half, and the mean latency there; the workers always have enough to do."""
     limits = []
 
@@ -134,9 +134,9 @@ def test_a_window_over_the_target_lowers_the_limit_in_proportion(latency_s, expe
     assert next_climb(climb, Window(16, latency_s, 0.01), target_latency_s=2.0, most=99).limit == expected
 
 
-@pytest.mark.parametrize("knee", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("knee", [1, 3, 9])
 def test_a_small_knee_is_found_and_never_left_for_good(knee):
-    limits, _ = run(constant, flat_up_to(knee), steps=30)
+    limits, _ = run(constant, flat_up_to(knee), steps=20)
     assert set(limits) <= set(range(max(1, knee - 2), knee + 3))
 
 
@@ -144,10 +144,10 @@ def test_a_target_that_lengths_stop_allowing_gives_way_to_the_knee():
     longer = iter(range(10**6))
 
     def growing(request):
-        return 20 if next(longer) < 1500 else 200
+        return 20 if next(longer) < 700 else 100
 
-    limits, _ = run(growing, ever_slower(40), target_s=0.28, steps=100)
-    assert 28 < statistics.median(limits[-30:]) < 56
+    limits, _ = run(growing, ever_slower(40), target_s=0.28, steps=60)
+    assert 28 < statistics.median(limits[-20:]) < 56
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_inflight", 0), ("target_latency_s", 0.0)])
