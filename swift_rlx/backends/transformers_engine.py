@@ -84,10 +84,12 @@ class TransformersEngine:
         """Serve a `WeightFiles`; answers in flight go on under it. Raises `BackendRejected` where it does not fit."""
         if not isinstance(payload, WeightFiles):
             raise BackendRejected(f"weights of type '{type(payload).__name__}' are refused: give WeightFiles")
+        self._raise_if_ended()  # after a publish that failed midway this one repairs it
         await self._call(partial(self._apply, version, payload))
 
     async def logprobs(self, token_ids: IntArray) -> FloatArray:
         """See `Engine`. Raises `BackendRejected` for fewer than two tokens, or too many."""
+        self._raise_if_broken()
         self._check_prompt(Prompt(index=0, token_ids=token_ids))
         return await self._call(partial(self._forward, token_ids))
 
@@ -125,7 +127,6 @@ class TransformersEngine:
 
     async def _call(self, function: Callable[[], T]) -> T:
         """The result of `function`, run by the thread between two tokens."""
-        self._raise_if_broken()
         future, deliver = self._future(object())
 
         def run() -> None:
@@ -150,9 +151,12 @@ class TransformersEngine:
         for future in list(self._futures.values()):
             _settle(future, self._error)
 
-    def _raise_if_broken(self) -> None:
+    def _raise_if_ended(self) -> None:
         if self._error is not None:
             raise BackendUnavailable(f"worker '{self.name}' cannot serve: {self._error}")
+
+    def _raise_if_broken(self) -> None:
+        self._raise_if_ended()
         if self._weights.is_torn:
             raise BackendUnavailable(
                 f"worker '{self.name}' cannot serve: a publish failed midway; publish again"

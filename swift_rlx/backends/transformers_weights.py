@@ -39,6 +39,7 @@ class ModelWeights:
         self._buffers = {
             name: each for name, each in model.state_dict().items() if name not in self._parameters
         }
+        self._modules = [(module, dict(module._modules)) for module in model.modules()]
         self._adapted: PeftModel | None = None
         self._config: Mapping[str, object] = {}
         self._is_replaced = False
@@ -113,9 +114,13 @@ class ModelWeights:
         return config
 
     def _remove_adapter(self) -> None:
-        if self._adapted is not None:
-            self._adapted.unload()
-            self._adapted = None
+        if self._adapted is None:
+            return
+        self._adapted.unload()
+        self._adapted = None
+        for module, children in self._modules:  # peft leaves its copies of whole modules in their places
+            module._modules.clear()
+            module._modules.update(children)
 
 
 def _check(
