@@ -68,10 +68,16 @@ def policy_steps(spans: Iterable[Span], count: int) -> IntArray:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer in the making. `pinned`: the one version that makes it; None: vLLM says which made which token."""
+    """An answer in the making.
+
+    `has_begun`: vLLM may know it. `adapter`: vLLM's `LoRARequest`. `pinned`: the one version that makes the whole
+    answer; None: vLLM says which made which token.
+    """
 
     request: GenerationRequest
     start_s: float
+    has_begun: bool = False
+    adapter: Any = None
     pinned: PolicyVersion | None = None
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)

@@ -127,8 +127,14 @@ class VllmEngine:
 
     async def _collect(self, answer: Answer, parameters: Any) -> None:
         request_id = answer.request.request_id
-        answer.pinned = self._weights.pinned
-        stream = self._stream(answer.request.prompt.token_ids, parameters, request_id)
+        assert self._publishing is not None, "`_begin` comes first"
+        async with self._publishing:  # an answer begins before new weights or under them
+            answer.has_begun, answer.adapter, answer.pinned = (
+                True,
+                self._weights.adapter,
+                self._weights.pinned,
+            )
+            stream = self._stream(answer.request.prompt.token_ids, parameters, request_id)
         async for output in stream:
             answer.add(output, self._clock.now())
             if answer.is_aborted and not output.finished:  # it was aborted before vLLM knew it
@@ -158,9 +164,10 @@ class VllmEngine:
                 f"engine '{self.name}' takes WeightFiles and was given {type(payload).__name__}"
             )
         await self._begin()
-        assert self._publishing is not None
+        assert self._publishing is not None, "`_begin` comes first"
         async with self._publishing:
-            await self._until_death(self._weights.publish(version, payload, len(self._answers)))
+            begun = [answer for answer in self._answers.values() if answer.has_begun]
+            await self._until_death(self._weights.publish(version, payload, begun))
 
     async def logprobs(self, token_ids: IntArray) -> FloatArray:
         """As `Engine.logprobs`."""

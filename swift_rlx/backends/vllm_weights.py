@@ -7,6 +7,9 @@
 A pause with `clear_cache` drops keys and values of the old weights, prefix cache included, and computes those of the
 answers in flight anew. While vLLM pauses no token is made, so the version label of each token is exact.
 
+vLLM's CPU build computes a request without adapter wrongly in a batch with one that has an adapter (by nats, measured),
+so the two never meet: the first adapter comes before the first request, or when the answers from before it have ended.
+
 vLLM dies of an adapter that it has to read again from files that are gone. It does not have to: under `keep` the
 adapter stays loaded, under `pin` so many versions that the oldest is out of use long before it is dropped. The files
 can be removed as soon as `publish` has returned.
@@ -14,11 +17,13 @@ can be removed as soon as `publish` has returned.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from swift_rlx.backends.base import WeightUpdate
 from swift_rlx.backends.engine import EngineSpec
+from swift_rlx.backends.vllm_answer import Answer
 from swift_rlx.backends.vllm_arguments import EngineArguments, WeightTransfer
 from swift_rlx.backends.vllm_device_transfer import Order, read_order
 from swift_rlx.backends.vllm_weight_files import shapes, weights_fault
@@ -46,29 +51,30 @@ class VllmWeights:
 
     @property
     def pinned(self) -> PolicyVersion | None:
-        """The version that makes every token of a request that starts now; None: later ones may take over.
-
-        A request that begins before there is an adapter does not get one later.
-        """
-        stays = self._has_adapters and (self._pins or self.adapter is None)
-        return self.version if stays else None
+        """The version that makes every token of a request that starts now; None: later ones may take over."""
+        return self.version if self._pins and self._has_adapters else None
 
     async def begin(self) -> None:
         """Before the first request: vLLM labels tokens with our version."""
         await self._llm.update_weight_version(str(self.version))
 
-    async def publish(self, version: PolicyVersion, files: WeightFiles, num_inflight: int) -> None:
-        """Serve these weights to every request from now on.
+    async def publish(self, version: PolicyVersion, files: WeightFiles, answers: Collection[Answer]) -> None:
+        """Serve these weights to every request from now on; `answers` are those in flight.
 
         Raises `BackendError` where they cannot be, the old ones still served, and `WorkerDied` where loading them
         failed half-way.
         """
         directory = Path(files.directory)
         if files.kind is WeightKind.FULL:
-            await self._replace_all(version, directory, num_inflight)
+            await self._replace_all(version, directory, len(answers))
         elif not self._has_adapters:
             raise BackendError(
                 f"engine '{self._name}' was started without room for adapters: publish full weights"
+            )
+        elif bare := sum(answer.adapter is None for answer in answers):
+            raise BackendError(
+                f"engine '{self._name}' has {bare} answers in flight from before its first adapter: publish that"
+                " before the first request, or wait for them"
             )
         elif self._pins:
             self._number += 1

@@ -50,18 +50,18 @@ def policy(base: Path) -> Any:
     return with_adapter(load(base))
 
 
-def test_an_answer_from_before_the_first_adapter_finishes_on_the_starting_weights(
-    run, base, policy, tmp_path
-):
+def test_the_first_adapter_waits_for_the_answers_from_before_it(run, base, policy, tmp_path):
     move_adapter(policy, 1)
     files = save_adapter(policy, tmp_path / "v1")
 
     async def go():
         task = run.start(temperature=0.7, seed=1, max_tokens=200)
         await asyncio.sleep(0.3)
+        with pytest.raises(BackendError, match="1 answers in flight from before its first adapter"):
+            await run.engine.publish(PolicyVersion(0, 1), files)
+        before = await task
         await run.engine.publish(PolicyVersion(0, 1), files)
-        assert not task.done()
-        return await task, await run.start(temperature=0.7, seed=1, max_tokens=20)
+        return before, await run.start(temperature=0.7, seed=1, max_tokens=20)
 
     before, after = run.run(go())
     assert set(before.policy_steps) == {0}
