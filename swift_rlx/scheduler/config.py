@@ -102,9 +102,9 @@ class RolloutConfig:
             )
         if not 0 <= self.reserved_share < 1:
             raise ConfigError(f"reserved_share {self.reserved_share:g} is refused: use 0 up to less than 1")
-        for name in ("max_batches", "max_inflight"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} {value} is refused: use at least 1, or None")
+        for name, least in {"max_batches": 0, "max_inflight": 1}.items():
+            if (limit := getattr(self, name)) is not None and limit < least:
+                raise ConfigError(f"{name} {limit} is refused: use at least {least}, or None")
         for name in (
             "target_latency_s",
             "request_timeout_s",

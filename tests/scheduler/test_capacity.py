@@ -103,7 +103,7 @@ def test_a_trainer_that_waits_widens_the_shape_up_to_the_bound():
         ({"max_staleness": -1}, "max_staleness -1 is refused: it must be at least 0"),
         ({"group_size": 2, "min_members": 3}, "min_members 3 is refused: it exceeds group_size 2"),
         ({"reserved_share": 1.0}, "reserved_share 1 is refused"),
-        ({"max_batches": 0}, "max_batches 0 is refused"),
+        ({"max_batches": -1}, "max_batches -1 is refused: use at least 0, or None"),
         ({"request_timeout_s": 0.0}, "request_timeout_s 0 is refused: it must be above 0"),
     ],
 )

@@ -77,6 +77,11 @@ def test_without_prompts_there_is_no_batch():
     assert train(settings(), count=0).batches == []
 
 
+def test_a_run_without_a_batch_left_admits_nothing():
+    seen = train(settings(max_batches=0))
+    assert (seen.batches, seen.stats.admitted) == ([], 0)
+
+
 def test_groups_are_numbered_in_the_order_of_the_source():
     seen = train(settings(), count=8)
     orders = {one.group.order: one.group.prompt.index for batch in seen.batches for one in batch.groups}
