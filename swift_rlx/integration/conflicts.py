@@ -203,10 +203,10 @@ def _check_reward_source(args: Any, algorithm: Algorithm) -> None:
             f"--rlhf_type {algorithm.name} has no reward to learn from: give --reward_funcs, --reward_model or"
             " --use_gym_env (swift-rlx doctor lists the rewards that are installed)"
         )
-    if uses_gym and not args.use_vllm:
+    if uses_gym and not (args.use_vllm or (args.async_rollout and args.max_staleness > 0)):
         raise ConfigError(
-            "--use_gym_env true gives no reward without --use_vllm true: ms-swift runs environments in vLLM's"
-            " schedulers only; add it, or give --reward_funcs"
+            "--use_gym_env true gives no reward here: environments are run by the asynchronous pipeline or, without it,"
+            " by ms-swift's vLLM; leave --async_rollout true, or add --use_vllm true, or give --reward_funcs"
         )
     sources = len(args.reward_funcs) + len(args.reward_model or []) + uses_gym
     if args.reward_weights is not None and len(args.reward_weights) != sources:

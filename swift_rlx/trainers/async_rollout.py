@@ -16,6 +16,7 @@ from swift_rlx.trainers.prompt_encoding import PromptEncoder
 from swift_rlx.trainers.rank_link import RankLink
 from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch
 from swift_rlx.trainers.row_alignment import AlignedRows, align
+from swift_rlx.trainers.sampled_tokens import keep_sampled_only
 from swift_rlx.trainers.weight_export import WeightExporter
 from swift_rlx.types import PolicyVersion
 
@@ -54,6 +55,11 @@ class AsyncRolloutMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.add_callback(_PublishCallback(self))
+
+    def prepare_rollout(self) -> None:
+        super().prepare_rollout()
+        if self.args.async_rollout:  # ms-swift takes an environment's reward from its vLLM engines only
+            self.use_gym_env = bool(self.args.use_gym_env if self.args.use_gym_env is not None else self.args.gym_env)
 
     def enable_async_rollout(
         self,
@@ -185,11 +191,15 @@ class AsyncRolloutMixin:
         )
         if self._picked.late:
             scores[:, self._picked.late] = self._late_scores(samples, self._picked.late)
+        if self.use_gym_env:
+            total = torch.tensor([s.rollout_infos["total_reward"] for s in samples], device=scores.device)
+            scores[:, -1] = self.accelerator.gather(total.float())
         self._rewards_per_func = scores
         return samples
 
     def _late_scores(self, samples: list[Any], late: list[int]) -> torch.Tensor:
         """[N, len(late)]: the rewards that need the main thread, the device or the whole batch."""
+        gym, self.use_gym_env = self.use_gym_env, False
         funcs, plugins, names = self.reward_funcs, self.reward_model_plugins, self.reward_func_names
         try:
             self.reward_funcs = [funcs[at] for at in late]
@@ -198,11 +208,14 @@ class AsyncRolloutMixin:
             return self._compute_rewards_per_func(samples)
         finally:
             self.reward_funcs, self.reward_model_plugins, self.reward_func_names = funcs, plugins, names
+            self.use_gym_env = gym
 
     # --- what the loss needs -------------------------------------------------------------------------------------
 
     def _prepare_batch_inputs(self, samples: list[Any]) -> list[dict[str, Any]]:
         encoded = super()._prepare_batch_inputs(samples)
+        if self.multi_turn_scheduler is not None:
+            keep_sampled_only(samples, encoded)
         self._aligned = None
         if self._takes_from_pipeline:
             masks = [entry["grpo_batch"].completion_mask for entry in encoded]

@@ -97,7 +97,8 @@ class GroupScorer:
     """Scores the completions of a prompt with the rewards that can run beside the training.
 
     `rewards`: None in the place of a reward model. `spread`: turns groups away, where every reward is scored here.
-    `late`: the columns that are left to the pick-up; it grows when a reward turns out to need the main thread.
+    `has_environment`: conversations bring a reward of their own. `late`: the columns that are left to the pick-up; it
+    grows when a reward turns out to need the main thread.
     """
 
     def __init__(
@@ -106,9 +107,11 @@ class GroupScorer:
         encoder: Any,
         trainer_state: Any,
         spread: SpreadFilter | None = None,
+        has_environment: bool = False,
         threads: int = 4,
     ) -> None:
         self.spread = spread
+        self._has_environment = has_environment
         self.late = {
             at for at, reward in enumerate(rewards) if reward is None or reward.spec.scope == "batch"
         }
@@ -118,6 +121,11 @@ class GroupScorer:
         self._pool = ThreadPoolExecutor(threads, "swift-rlx-reward")
         self._watch = AlarmWatch()
         self._one_at_a_time = [threading.Lock() for _ in rewards]
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether rewards come in beside those that are scored here."""
+        return bool(self.late) or self._has_environment
 
     def watching(self) -> Any:
         """A context in which rewards that need the main thread are noticed."""
@@ -131,7 +139,7 @@ class GroupScorer:
         values = await asyncio.gather(*(self._score(at, samples, columns) for at in now))
         by_column = {at: column for at, column in zip(now, values, strict=True) if column is not None}
         scores = [self._one_score(row, by_column) for row in range(len(completions))]
-        if self.spread is not None and not self.late:
+        if self.spread is not None and not self._has_more:
             self.spread.check(scores)
         return scores
 
@@ -162,7 +170,7 @@ class GroupScorer:
             RewardPart(self._rewards[at].name, column[row], self._rewards[at].spec.version or "")
             for at, column in sorted(by_column.items())
         )
-        is_scored = bool(self.late) or any(part.value is not None for part in parts)
+        is_scored = self._has_more or any(part.value is not None for part in parts)
         return Score(0.0 if is_scored else None, parts)
 
     def close(self) -> None:

@@ -159,7 +159,7 @@ def start_pipeline(trainer: Any) -> None:
     if not is_main:
         return
     rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
-    scorer = GroupScorer(rewards, trainer.encoder, trainer.state, spread_filter(trainer))
+    scorer = GroupScorer(rewards, trainer.encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env)
     position = 0 if state is None else state.admitted
     dataset = trainer.train_dataset
 
