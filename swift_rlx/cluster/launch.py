@@ -66,7 +66,12 @@ class Launch:
 
 
 def check_system() -> None:
-    """Raise `ConfigError` where the end of a process cannot be waited for."""
+    """Raise `ConfigError` in a worker process, and where the end of a process cannot be waited for."""
+    if MARK in os.environ:
+        raise ConfigError(
+            "a worker process was about to start workers: the module that its engine or loader comes from starts a"
+            ' pipeline when it is imported; put that under `if __name__ == "__main__":`'
+        )
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError) as error:
