@@ -62,6 +62,10 @@ class EngineArguments:
     weight_update: WeightUpdate
     weight_transfer: WeightTransfer
 
+    def pins(self, spec: EngineSpec) -> bool:
+        """Whether answers finish on the version that they began with, which adapters alone allow."""
+        return self.weight_update is WeightUpdate.PIN and spec.max_adapter_rank > 0
+
 
 def engine_arguments(spec: EngineSpec, known: Collection[str]) -> EngineArguments:
     """Arguments for vLLM; `known` are the names that it has.

@@ -91,7 +91,8 @@ class VllmEngine:
 
     def __init__(self, spec: EngineSpec, arguments: EngineArguments) -> None:
         self.name = spec.name
-        self.capabilities = Capabilities(keep=True, pin=spec.max_adapter_rank > 0)
+        pins = arguments.pins(spec)
+        self.capabilities = Capabilities(keep=not pins, pin=pins)
         self._clock = LoopClock()
         self._answers: dict[str, Answer] = {}
         self._collecting: dict[str, asyncio.Future[None]] = {}

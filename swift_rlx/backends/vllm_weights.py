@@ -21,7 +21,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from swift_rlx.backends.base import WeightUpdate
 from swift_rlx.backends.engine import EngineSpec
 from swift_rlx.backends.vllm_answer import Answer
 from swift_rlx.backends.vllm_arguments import EngineArguments, WeightTransfer
@@ -43,7 +42,7 @@ class VllmWeights:
         self._name = spec.name
         self._base = Path(spec.model)
         self._transfer = arguments.weight_transfer
-        self._pins = arguments.weight_update is WeightUpdate.PIN
+        self._pins = arguments.pins(spec)
         self._has_adapters = spec.max_adapter_rank > 0
         self._number = KEPT_ADAPTER
         self.version = spec.version
@@ -52,7 +51,7 @@ class VllmWeights:
     @property
     def pinned(self) -> PolicyVersion | None:
         """The version that makes every token of a request that starts now; None: later ones may take over."""
-        return self.version if self._pins and self._has_adapters else None
+        return self.version if self._pins else None
 
     async def begin(self) -> None:
         """Before the first request: vLLM labels tokens with our version."""
