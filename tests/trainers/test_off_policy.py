@@ -1,26 +1,16 @@
-"""The off-policy correction in the trainers: losses of small tensors, metrics, the gate; and real runs."""
+"""The off-policy correction in the trainers, without a training: losses of small tensors, metrics, the gate."""
 
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import runs
 import torch
 
 from swift_rlx.algorithms import CORRECTIONS
-from swift_rlx.errors import ConfigError
-from swift_rlx.integration.off_policy_fields import (
-    FIELD_DEFAULTS,
-    OffPolicyFields,
-    resolve_correction,
-    resolve_off_policy,
-)
 from swift_rlx.trainers import off_policy
 from swift_rlx.trainers.batch import RLXBatch
 from swift_rlx.trainers.off_policy import OffPolicyMixin, OffPolicyOptions, per_token
@@ -311,6 +301,23 @@ def test_a_skipped_batch_has_loss_and_gradient_zero_and_is_in_the_metrics(
     assert stub.logged["offpolicy/ess_token"] < 0.5
 
 
+@pytest.mark.parametrize("mine_is_far_off", [True, False])
+def test_all_ranks_decide_by_the_samples_of_all(
+    mine_is_far_off: bool, proximal: torch.Tensor, drift: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine ranks near the policy outvote one far from it, also on that one."""
+    near, far = Stub(), Stub()
+    near.correct(proximal, proximal, batch(proximal, 0.0))
+    far.correct(proximal, proximal, batch(proximal, 2 * drift - 5))
+    states = [far._off_policy_meter.state.tolist()] + [near._off_policy_meter.state.tolist()] * 9
+    monkeypatch.setattr(off_policy, "gather_object", lambda mine: states)
+    stub = Stub(ess_gate=True)
+    made = batch(proximal, 2 * drift - 5 if mine_is_far_off else 0.0)
+    stub.gate([made])
+    assert made.loss_mask.any()
+    assert not stub.refreshed
+
+
 def test_without_the_flag_or_in_an_evaluation_nothing_is_skipped(
     proximal: torch.Tensor, drift: torch.Tensor
 ) -> None:
@@ -321,206 +328,3 @@ def test_without_the_flag_or_in_an_evaluation_nothing_is_skipped(
         stub.gate([made])
         assert made.loss_mask.any()
         assert not stub._metrics["train"]
-
-
-# --- fields ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "algorithm", "length", "mode"),
-    [
-        ("auto", "rloo", 256, "sequence_product"),
-        ("auto", "rloo", 257, "token_truncate"),
-        ("auto", "reinforce_pp", 16, "token_truncate"),
-        ("auto", "reinforce_pp_baseline", 16, "token_truncate"),
-        ("none", "rloo", 16, "none"),
-        ("prefix_product", "rloo", 16, "prefix_product"),
-    ],
-)
-def test_auto_stands_for_the_rule_of_the_algorithm(name: str, algorithm: str, length: int, mode: str) -> None:
-    assert resolve_correction(name, algorithm, length) == mode
-
-
-def given(**changes: Any) -> SimpleNamespace:
-    stock = {"async_rollout": True, "max_completion_length": 64, "off_policy_sequence_mask_delta": None}
-    return SimpleNamespace(**(FIELD_DEFAULTS | stock | changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"off_policy_cap": 0.9}, "--off_policy_cap 0.9 is refused"),
-        ({"off_policy_cap": math.inf}, "--off_policy_cap inf is refused"),
-        ({"off_policy_k3_max": 0.0}, "--off_policy_k3_max 0 is refused"),
-        ({"off_policy_sequence_mask_delta": -1.0}, "--off_policy_sequence_mask_delta -1 is refused"),
-        ({"off_policy_correction": "none", "off_policy_cap": 3.0}, "--off_policy_cap 3 has no effect"),
-        ({"off_policy_correction": "two_sided_mask", "off_policy_cap": 3.0}, "has no effect"),
-        ({"async_rollout": False, "ess_gate": True}, "--ess_gate true has no effect without the async"),
-        ({"async_rollout": False, "off_policy_correction": "none"}, "--off_policy_correction none has no"),
-        (
-            {"async_rollout": False, "off_policy_sequence_mask_delta": 0.5},
-            "--off_policy_sequence_mask_delta 0.5 has no effect",
-        ),
-    ],
-)
-def test_a_field_that_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve_off_policy(given(**changes), "rloo")
-
-
-def test_the_fields_as_they_are_by_default_and_in_use_are_accepted() -> None:
-    values = given()
-    resolve_off_policy(values, "rloo")
-    assert values.off_policy_correction == "sequence_product"
-    resolve_off_policy(values, "rloo")  # what was resolved stays
-    resolve_off_policy(given(async_rollout=False), "rloo")
-    every = given(off_policy_cap=3.0, off_policy_k3_max=0.05, off_policy_sequence_mask_delta=0.5)
-    resolve_off_policy(every, "reinforce_pp")
-    assert set(FIELD_DEFAULTS) == {field.name for field in fields(OffPolicyFields)}
-
-
-# --- real runs -------------------------------------------------------------------------------------------------------
-
-PLUGIN = [str(Path(runs.__file__).with_name(f"{name}.py")) for name in ("fixed_rollout", "drifted_rollout")]
-
-
-@pytest.fixture
-def drifting(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Fixed completions from now on, which claim to be of a policy that is so far away."""
-    from swift.rewards import orms
-    from swift.rlhf_trainers import GRPOTrainer
-
-    from swift_rlx.trainers.policy_gradient import PolicyGradientTrainer
-
-    monkeypatch.setattr(GRPOTrainer, "_generate_completions", GRPOTrainer._generate_completions)
-    monkeypatch.setitem(orms, "unevenly_scored", None)
-    for name in ("_prepare_batch_inputs", "behavior_fields"):
-        monkeypatch.setattr(PolicyGradientTrainer, name, getattr(PolicyGradientTrainer, name))
-    import drifted_rollout
-    import fixed_rollout
-
-    fixed_rollout.install()
-
-    def drift(amount: float) -> None:
-        monkeypatch.setenv(drifted_rollout.DRIFT, str(amount))
-        drifted_rollout.install()
-
-    return drift
-
-
-OPTIONS: dict[str, Any] = {
-    "beta": 0.05,
-    "reward_funcs": ["unevenly_scored"],
-    "num_generations": 4,
-    "per_device_train_batch_size": 3,
-    "max_completion_length": 24,
-    "max_steps": 2,
-    "weight_decay": 0.0,
-    "save_strategy": "steps",
-    "save_steps": 2,
-    "dataset_shuffle": False,
-    "train_dataloader_shuffle": False,
-}
-
-
-def trained(output: Path) -> dict[str, torch.Tensor]:
-    return runs.weights(output / "checkpoint-2")
-
-
-@pytest.mark.slow
-@pytest.mark.versions
-@pytest.mark.timeout(240)
-def test_behavior_log_probs_equal_to_the_policys_change_no_bit_and_others_the_weights(
-    drifting: Callable[[float], None], tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
-) -> None:
-    def run(name: str) -> dict[str, torch.Tensor]:
-        runs.train(
-            tiny_model,
-            write_rows(9),
-            tmp_path / name,
-            rlhf_type="rloo",
-            gradient_accumulation_steps=4,
-            **OPTIONS,
-        )
-        return trained(tmp_path / name)
-
-    plain = run("plain")
-    assert not any("offpolicy" in name for line in runs.log_lines(tmp_path / "plain") for name in line)
-    drifting(0.0)
-    same = run("same")
-    assert all(tensor.equal(same[name]) for name, tensor in plain.items())
-    first = runs.log_lines(tmp_path / "same")[0]
-    assert first["offpolicy/ess_token"] == pytest.approx(1.0)
-    assert first["offpolicy/max_log_ratio"] == 0.0
-    drifting(0.5)
-    other = run("other")
-    assert not all(tensor.equal(other[name]) for name, tensor in plain.items())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_two_ranks_measure_and_train_as_one_process(
-    drifting: Callable[[float], None], tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
-) -> None:
-    import drifted_rollout
-
-    data, one, two = write_rows(9), tmp_path / "one", tmp_path / "two"
-    common = {"rlhf_type": "reinforce_pp"} | OPTIONS
-    run = runs.swift(
-        runs.arguments(
-            tiny_model,
-            data,
-            two,
-            **common,
-            gradient_accumulation_steps=2,
-            external_plugins=PLUGIN,
-            ddp_backend="gloo",
-        ),
-        NPROC_PER_NODE="2",
-        **{drifted_rollout.DRIFT: "0.5"},
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    drifting(0.5)
-    runs.train(tiny_model, data, one, **common, gradient_accumulation_steps=4)
-
-    for alone, ranks in zip(runs.log_lines(one)[:2], runs.log_lines(two)[:2], strict=True):
-        names = [name for name in alone if name.startswith("offpolicy/")]
-        assert {"offpolicy/ess_seq", "offpolicy/staleness_2/kl_k3"} <= set(names)
-        for name in names:
-            assert alone[name] == pytest.approx(ranks[name], rel=1e-4, abs=1e-6), name
-    assert 0.0 < alone["offpolicy/ess_token"] < 0.99
-    for name, tensor in trained(one).items():
-        torch.testing.assert_close(trained(two)[name], tensor, rtol=0.0, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("amount", [0.1, 3.0])
-def test_the_gate_skips_what_is_too_far_off(
-    amount: float,
-    drifting: Callable[[float], None],
-    tiny_model: Path,
-    write_rows: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The flag belongs to the asynchronous pipeline, so that the option is set behind its back."""
-    prepare = OffPolicyMixin._prepare_algorithm_params
-
-    def with_gate(self: Any) -> None:
-        prepare(self)
-        self.off_policy = replace(self.off_policy, mode="token_truncate", ess_gate=True)
-
-    monkeypatch.setattr(OffPolicyMixin, "_prepare_algorithm_params", with_gate)
-    drifting(amount)
-    options = OPTIONS | {"beta": 0.0}  # which alone would do without the proximal log-probs
-    runs.train(
-        tiny_model, write_rows(9), tmp_path, rlhf_type="rloo", gradient_accumulation_steps=4, **options
-    )
-    is_skipped = amount > 1
-    for line in runs.log_lines(tmp_path)[:2]:
-        assert line["offpolicy/batches_skipped"] == is_skipped
-        assert (line["grad_norm"] == 0) == is_skipped
-        assert (line["offpolicy/ess_token"] < 0.5) == is_skipped
-    moved = [tensor.abs().max() for name, tensor in trained(tmp_path).items() if "lora_B" in name]
-    assert (max(moved) == 0) == is_skipped  # lora_B starts at 0
