@@ -25,7 +25,14 @@ from swift_rlx.cluster.messages import (
     Serving,
     without_columns,
 )
-from swift_rlx.errors import BackendTimeout, BackendUnavailable, ConfigError, WeightMismatch, WorkerDied
+from swift_rlx.errors import (
+    BackendTimeout,
+    BackendUnavailable,
+    ConfigError,
+    RlxError,
+    WeightMismatch,
+    WorkerDied,
+)
 from swift_rlx.types import Completion, FloatArray, IntArray, PolicyVersion
 
 MAX_RESTARTS = 3
@@ -166,6 +173,9 @@ class WorkerProcess:
             )
             await process.close(0.0)
             raise late from None
+        except RlxError:
+            await asyncio.wait({process.ended})
+            raise
         logger.info(
             f"worker '{self.name}' is ready: process {process.pid}, {self._ready.note}, log {self.log}"
         )

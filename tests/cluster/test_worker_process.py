@@ -179,6 +179,13 @@ def test_a_system_without_pidfds_is_refused(tmp_path, monkeypatch):
     assert "no pidfds ([Errno 1] Operation not permitted); they need Linux 5.3" in str(error)
 
 
+def test_a_worker_does_not_start_workers(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWIFT_RLX_WORKER", "what a worker process has in its environment")
+    error = start_error(worker(tmp_path))
+    assert type(error) is ConfigError
+    assert "was about to start workers" in str(error)
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_is_noticed_by_its_silence(tmp_path):
     one = worker(tmp_path, hang_token=5, silence_limit_s=0.8)
@@ -245,6 +252,7 @@ def test_an_engine_that_cannot_be_built_ends_the_start_with_the_end_of_its_log(t
     assert "FileNotFoundError" in str(error)
     assert f"the end of its log {one.log}:" in str(error)
     assert "in create" in str(error)
+    assert end_of(one.pid) == ""
 
 
 @pytest.mark.slow
