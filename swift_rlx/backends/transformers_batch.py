@@ -22,9 +22,10 @@ from transformers.cache_utils import (
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
 )
+from transformers.utils import ModelOutput
 
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids", "cross_attention_mask")
-"""Names of model inputs with one entry for each token of the prompt, [1, T, ...]."""
+"""Names of model inputs with one entry for each token of the prompt, [1, T, ...]; the model itself extends them."""
 _CACHES = ("past_key_values", "cache_params", "state", "mems")
 _ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
 _ALIGNABLE = (*_ATTENTION, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
@@ -58,6 +59,7 @@ class TokenBatch:
         self._kwargs = _first_inputs(model, self.ids, self._mask, inputs or {})
         self._foreign = [name for name in inputs or {} if name not in PER_TOKEN]
         self._is_first = True
+        self._unread = self.ids.shape[1]
 
     @property
     def cache(self) -> Any:
@@ -67,7 +69,7 @@ class TokenBatch:
     @torch.no_grad()
     def forward(self) -> torch.Tensor:
         """Logits of the next token, [B, V] in float32."""
-        length = None if self._is_first or self.cache is None else 1
+        length = None if self._is_first or self.cache is None else self._unread
         arguments = self._model.prepare_inputs_for_generation(
             self.ids, next_sequence_length=length, is_first_iteration=self._is_first, **self._kwargs
         )
@@ -81,9 +83,14 @@ class TokenBatch:
         return logits.to(self.ids.device, torch.float32)
 
     def append(self, tokens: torch.Tensor) -> None:
-        """Tokens [B] after the last ones; call it once after each `forward`."""
-        self.ids = torch.cat([self.ids, tokens[:, None].to(self.ids.device)], dim=1)
-        self._mask = F.pad(self._mask, (0, 1), value=1)
+        """Tokens after the last ones, [B, n]; call it once after each `forward`."""
+        self._unread = tokens.shape[1]
+        if self._unread > 1:  # `forward` has made room for one
+            self._kwargs = self._model._update_model_kwargs_for_generation(
+                ModelOutput(), self._kwargs, num_new_tokens=self._unread - 1
+            )
+        self.ids = torch.cat([self.ids, tokens.to(self.ids.device)], dim=1)
+        self._mask = F.pad(self._mask, (0, self._unread), value=1)
 
     @property
     def takes_padding(self) -> bool:
@@ -202,7 +209,7 @@ def keeps_batches_apart(model: Any) -> bool:
             expected = logits.to(served.device, torch.float32).log_softmax(-1)
             if float(F.kl_div(served, expected, log_target=True, reduction="sum")) > allowed:
                 return False
-            batch.append(served.argmax(-1))
+            batch.append(served.argmax(-1, keepdim=True))
     return True
 
 

@@ -184,9 +184,7 @@ class Decoder:
         answers = [answer for group in prompts for answer in group]
         for answer in answers:
             answer.start_s = answer.start_s or now
-        first = prompts[0][0]
-        batch = TokenBatch(self._model, [group[0].sequence for group in prompts], self._inputs(first))
-        logits = batch.forward()
+        batch, logits = self._first_forward([group[0] for group in prompts])
         if len(answers) > len(prompts):
             rows = [row for row, group in enumerate(prompts) for _ in group]
             batch.select(rows)
@@ -199,6 +197,19 @@ class Decoder:
                 return
         self._waves.append(wave)
 
+    def _first_forward(self, answers: list[Answer]) -> tuple[TokenBatch, torch.Tensor]:
+        """A batch of answers that are at different places, and the logits of their next tokens."""
+        inputs = self._inputs(answers[0])
+        if not inputs or not answers[0].tokens:
+            batch = TokenBatch(self._model, [answer.sequence for answer in answers], inputs)
+            return batch, batch.forward()
+        # With images the tokens of an answer are read after those of the prompt, as when they were made: one that
+        # stands for an image there is none for here.
+        batch = TokenBatch(self._model, [answers[0].prompt], inputs)
+        batch.forward()
+        batch.append(torch.tensor([answers[0].tokens]))
+        return batch, batch.forward()
+
     def _inputs(self, answer: Answer) -> dict[str, torch.Tensor]:
         """Images and the like of its prompt, on the model's device and of its float type."""
         inputs = {}
@@ -206,10 +217,7 @@ class Decoder:
             tensor = torch.tensor(array, device=self._model.device)
             if tensor.is_floating_point():
                 tensor = tensor.to(self._model.dtype)
-            if name in PER_TOKEN:  # an answer that goes on has more tokens: of the kind of the last one
-                tensor = tensor[None] if tensor.dim() == 1 else tensor
-                tensor = torch.cat([tensor, *[tensor[:, -1:]] * len(answer.tokens)], dim=1)
-            inputs[name] = tensor
+            inputs[name] = tensor[None] if name in PER_TOKEN and tensor.dim() == 1 else tensor
         return inputs
 
     def _step(self, wave: _Wave) -> None:
@@ -220,7 +228,7 @@ class Decoder:
         filters = [answer.filters for answer in wave.answers]
         uniforms = [answer.chance.random() for answer in wave.answers]
         tokens, logprobs = draw_rows(logits, wave.batch.ids, filters, uniforms)
-        wave.batch.append(tokens)
+        wave.batch.append(tokens[:, None])
         drawn, now = zip(tokens.tolist(), logprobs.tolist(), strict=True), time.monotonic()
         for answer, (token, logprob) in zip(wave.answers, drawn, strict=True):
             answer.add(token, logprob, self.version, now)

@@ -135,7 +135,7 @@ class TransformersEngine:
             except BackendError as error:
                 deliver(error)
             except Exception as error:  # noqa: BLE001 - files and forwards raise what they like
-                deliver(BackendUnavailable(f"worker '{self.name}': {one_line(error)}"))
+                deliver(BackendUnavailable(f"engine '{self.name}': {one_line(error)}"))
 
         self._decoder.call(run)
         result: T = await future
@@ -153,13 +153,13 @@ class TransformersEngine:
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
-            raise BackendUnavailable(f"worker '{self.name}' cannot serve: {self._error}")
+            raise BackendUnavailable(f"engine '{self.name}' cannot serve: {self._error}")
 
     def _raise_if_broken(self) -> None:
         self._raise_if_ended()
         if self._weights.is_torn:
             raise BackendUnavailable(
-                f"worker '{self.name}' cannot serve: a publish failed midway; publish again"
+                f"engine '{self.name}' cannot serve: a publish failed midway; publish again"
             )
 
     def _check_prompt(self, prompt: Prompt) -> None:

@@ -88,7 +88,7 @@ def _device(spec: EngineSpec) -> torch.device:
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if kind is None:
         raise ConfigError(
-            f"device {spec.devices[0]!r} of worker '{spec.name}' is refused: this process sees no accelerator;"
+            f"device {spec.devices[0]!r} of engine '{spec.name}' is refused: this process sees no accelerator;"
             " leave the devices away to run on the CPU"
         )
     return torch.device(kind.type, 0)

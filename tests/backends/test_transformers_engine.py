@@ -22,7 +22,18 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers_runs import PROMPTS, PausedModel, answers, apart, endless, logits, logprobs, request, run, spec
+from transformers_runs import (
+    PROMPTS,
+    PausedModel,
+    answers,
+    apart,
+    endless,
+    logits,
+    logprobs,
+    request,
+    run,
+    spec,
+)
 
 from swift_rlx.backends import BACKENDS
 from swift_rlx.backends.transformers_engine import create
@@ -273,7 +284,9 @@ def test_closing_fails_what_is_in_flight_and_what_comes_later(tiny):
         await closing
         await engine.close()
         for call in (engine.generate(request(PROMPTS[0])), engine.health(), engine.logprobs(np.arange(3))):
-            with pytest.raises(BackendUnavailable, match="worker 'worker' cannot serve: the decoder is closed"):
+            with pytest.raises(
+                BackendUnavailable, match="engine 'transformers' cannot serve: the decoder is closed"
+            ):
                 await call
         return caught.value.lost_tokens
 

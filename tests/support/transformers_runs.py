@@ -19,7 +19,7 @@ PROMPTS = [list(range(20, 24)), list(range(90, 99)), [150, 151], list(range(200,
 
 
 def spec(folder="", **fields):
-    return EngineSpec(name="worker", model=str(folder), **fields)
+    return EngineSpec(name="transformers", model=str(folder), **fields)
 
 
 def endless(folder):
