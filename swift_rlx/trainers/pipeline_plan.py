@@ -26,6 +26,8 @@ from swift_rlx.types import PolicyVersion
 
 logger = get_logger()
 WARM_UP_S = 600.0
+OUTAGE_S = 600.0
+"""A single worker that is started again loads its model first; three such starts within ten minutes are the limit."""
 VERSIONS_KEPT = 2
 SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
 
@@ -63,6 +65,7 @@ def rollout_config(trainer: Any, sampling: Any, version: PolicyVersion) -> Rollo
         request_timeout_s=args.rollout_timeout_s,
         retries=args.rollout_retries,
         warm_up_limit_s=WARM_UP_S,
+        outage_limit_s=OUTAGE_S,
         sampling=sampling,
         seed=args.seed,
     )

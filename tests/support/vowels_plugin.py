@@ -1,5 +1,6 @@
 """Rewards of the pipeline's tests; `vowels` can be raised by a random model within a few steps."""
 
+import asyncio
 import signal
 
 from swift_rlx import register_reward
@@ -32,3 +33,10 @@ def with_alarm(completion: str, **_: object) -> float:
 def broken(completion: str, **_: object) -> float:
     """Fails always."""
     raise RuntimeError("no verdict today")
+
+
+@register_reward("slow")
+async def slow(completion: str, **_: object) -> float:
+    """Takes longer than a collective may."""
+    await asyncio.sleep(10)
+    return vowels(completion)
