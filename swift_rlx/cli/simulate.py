@@ -37,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, nargs="+", default=[1], help="numbers of workers (default 1)")
     add("--slots", type=int, default=96, help="answers in flight per worker (default %(default)s)")
     add("--batch-groups", type=int, default=32, help="prompts of a step (default %(default)s)")
+    add(
+        "--batches-per-step",
+        type=int,
+        default=1,
+        help="pick-ups of a step, each of its part of the prompts (default %(default)s)",
+    )
     add("--group-size", type=int, default=1, help="answers per prompt (default %(default)s)")
     add("--max-staleness", type=int, nargs="+", default=[0, 1, 2, 4], help="bounds (default 0 1 2 4)")
     add(
@@ -90,6 +96,7 @@ def _settings(options: argparse.Namespace) -> Iterator[Setting]:
         generate_s=options.generate_s,
         sigma=options.sigma,
         batch_groups=options.batch_groups,
+        batches_per_step=options.batches_per_step,
         group_size=options.group_size,
         slots=options.slots,
         reserved_share=options.reserved_share,

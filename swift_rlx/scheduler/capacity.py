@@ -15,7 +15,7 @@ Laws, with B = batch_groups, m = batches_per_step, and b = max_staleness // step
 Shaping. The bound is a limit, not an aim: answers that wait in the buffer only grow old. Between two pick-ups the
 trainer needs B ready groups, and some answers need longer than one step; so besides the batch in training, B groups
 plus as many as are usually unfinished at a pick-up (a running mean) plus a margin are enough. The
-margin grows by B/8 whenever the trainer had to wait and shrinks slowly otherwise. At max_staleness 0 nothing can grow
+margin grows by m B/8 whenever the trainer had to wait and shrinks slowly otherwise. At max_staleness 0 nothing can grow
 old, and nothing is shaped.
 """
 
@@ -28,9 +28,9 @@ from swift_rlx.errors import SchedulingError
 from swift_rlx.scheduler.config import RolloutConfig
 
 MEAN_WEIGHT = 0.1
-"""Weight of the newest pick-up in the running mean of unfinished groups."""
+"""Weight of the newest step in the running mean of unfinished groups."""
 MARGIN_DECAY = 0.98
-"""What is left of the margin after a pick-up without a wait."""
+"""What is left of the margin after a step without a wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,9 @@ class Capacity:
         self._picks = deque(counts.picks)
         self._step = step
         self._unfinished = config.batch_groups if counts.unfinished is None else counts.unfinished
-        self._margin = config.batch_groups / 4 if counts.margin is None else counts.margin
+        self._margin = (
+            config.batches_per_step * config.batch_groups / 4 if counts.margin is None else counts.margin
+        )
         self.live(step)
 
     def counts(self) -> CapacityCounts:
@@ -123,11 +125,13 @@ class Capacity:
 
     def pick(self, groups: int, step: int, unfinished: int, waited: bool) -> None:
         """The trainer took `groups` at optimizer step `step`, with `unfinished` others not ready."""
+        config = self._config
         self.picked += groups
-        self._picks.append((step + self._config.steps_per_batch, groups))
-        self._unfinished += MEAN_WEIGHT * (unfinished - self._unfinished)
-        wider = min(self._margin + self._config.batch_groups / 8, self._config.places)
-        self._margin = wider if waited else self._margin * MARGIN_DECAY
+        self._picks.append((step + config.steps_per_batch, groups))
+        parts = config.batches_per_step
+        self._unfinished += MEAN_WEIGHT / parts * (unfinished - self._unfinished)
+        wider = min(self._margin + parts * config.batch_groups / 8, config.places)
+        self._margin = wider if waited else self._margin * MARGIN_DECAY ** (1 / parts)
 
     def live(self, step: int) -> None:
         """Weights of this optimizer step are live: what they were trained on gives up its place."""

@@ -48,7 +48,7 @@ async def publish_loop(state: RunState, publisher: Publisher) -> None:
         state.events.publish.clear()
         version, payload = state.version, state.payload
         await publisher.publish(version, payload)
-        state.live = version
+        state.live, state.live_payload = version, payload
         state.capacity.live(version.step)
         state.events.generate.set()
         state.events.live.set()

@@ -71,7 +71,7 @@ class Recovery:
         """Bring the worker to the version that the others serve, which may change meanwhile."""
         version = await served_version(worker)
         while version != (live := self._state.live):
-            publishing = worker.backend.publish(live, self._state.payload)
+            publishing = worker.backend.publish(live, self._state.live_payload)
             limit_s = self._state.config.publish_limit_s
             await within(limit_s, publishing, f"worker '{worker.name}' to take weights {live}")
             if (version := await served_version(worker)) != live:

@@ -47,7 +47,8 @@ from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
 class RolloutScheduler:
     """Turns prompts into scored groups of completions under a strict staleness bound.
 
-    `version`: of the weights that the backends serve at the start. `on_end`: told of each group that ends.
+    `version`: of the weights that the backends serve at the start, and `payload` those weights, for a worker that
+    has to be started again before anything is published. `on_end`: told of each group that ends.
     `state`: the snapshot of an earlier start, with `prompt_of` (index, epoch) for the prompts in it; `prompts` then
     goes on behind the first `state.admitted`. Raises `ConfigError` for backends that do not fit together, and
     `CheckpointError` for a state that does not fit. To be used from one asyncio loop.
@@ -62,6 +63,7 @@ class RolloutScheduler:
         *,
         clock: Clock | None = None,
         version: PolicyVersion | None = None,
+        payload: object = None,
         on_end: OnEnd = lambda end: None,
         state: RolloutState | None = None,
         prompt_of: PromptOf | None = None,
@@ -83,6 +85,8 @@ class RolloutScheduler:
             events=events,
             version=version,
             live=version,
+            payload=payload,
+            live_payload=payload,
             on_end=on_end,
             book=GroupBook(config.group_size, config.min_members),
             ready=ReadyBuffer(config),
@@ -212,6 +216,11 @@ class RolloutScheduler:
     def version(self) -> PolicyVersion:
         """Of the trainer's weights."""
         return self._state.version
+
+    @property
+    def live(self) -> PolicyVersion:
+        """Of the workers: older weights are not needed any more."""
+        return self._state.live
 
     @property
     def ledger(self) -> TokenLedger:

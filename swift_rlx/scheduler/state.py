@@ -51,7 +51,8 @@ class Events:
 
 @dataclass(slots=True, eq=False)
 class RunState:
-    """The books of a run. `version`: of the trainer; `live`: of the workers; `payload`: its weights."""
+    """The books of a run. `version`: of the trainer; `live`: of the workers; `payload` and
+    `live_payload`: their weights."""
 
     config: RolloutConfig
     clock: Clock
@@ -66,6 +67,7 @@ class RunState:
     book: GroupBook
     ready: ReadyBuffer
     payload: object = None
+    live_payload: object = None
     ledger: TokenLedger = field(default_factory=TokenLedger)
     to_score: deque[OpenGroup] = field(default_factory=deque)
     staleness: Counter[int] = field(default_factory=Counter)

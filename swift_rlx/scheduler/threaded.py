@@ -57,6 +57,7 @@ class RolloutThread:
         score: Scorer,
         *,
         version: PolicyVersion | None = None,
+        payload: object = None,
         on_end: OnEnd = lambda end: None,
         state: RolloutState | None = None,
         prompt_of: PromptOf | None = None,
@@ -66,6 +67,7 @@ class RolloutThread:
         self._make_backends = make_backends
         self._score = score
         self._version = version
+        self._payload = payload
         self._on_end = on_end
         self._state = state
         self._prompt_of = prompt_of
@@ -130,6 +132,11 @@ class RolloutThread:
             task.result()
 
         self._call(published())
+
+    @property
+    def live(self) -> PolicyVersion:
+        """As `RolloutScheduler.live`."""
+        return self._running().live
 
     def statistics(self) -> Statistics:
         """The counters now, or those of the end."""
@@ -214,6 +221,7 @@ class RolloutThread:
                 self._prompts,
                 self._score,
                 version=self._version,
+                payload=self._payload,
                 on_end=self._on_end,
                 state=self._state,
                 prompt_of=self._prompt_of,

@@ -44,10 +44,11 @@ async def _run(setting: Setting) -> tuple[Outcome, Statistics]:
     scheduler = RolloutScheduler(setting.rollout_config(), backends, prompts, score)
     async with scheduler:
         for _ in range(setting.steps):
-            batch = await scheduler.next_batch()
-            assert batch is not None  # the source is endless
-            _count(tally, batch)
-            await clock.sleep(setting.train_s)
+            for _ in range(setting.batches_per_step):
+                batch = await scheduler.next_batch()
+                assert batch is not None  # the source is endless
+                _count(tally, batch)
+                await clock.sleep(setting.train_s / setting.batches_per_step)
             tally.step(clock.now())
             scheduler.publish(None)
         ledger = scheduler.ledger

@@ -29,6 +29,8 @@ class Setting:
     """Answers in flight, all workers together."""
     batch_groups: int = 32
     group_size: int = 1
+    batches_per_step: int = 1
+    """Pick-ups of one step, each of its part of `batch_groups`, evenly spread over `train_s`."""
     max_staleness: int = 2
     steps: int = 300
     tokens_per_s: float = 10.0
@@ -52,6 +54,11 @@ class Setting:
             raise ConfigError(
                 f"slots {self.slots} on {self.workers} workers is refused: each worker needs at least one slot"
             )
+        if self.batches_per_step < 1 or self.batch_groups % self.batches_per_step:
+            raise ConfigError(
+                f"batches_per_step {self.batches_per_step} is refused: it has to divide the {self.batch_groups} groups"
+                " of a step"
+            )
         if self.steps <= WARM_UP_STEPS:
             raise ConfigError(
                 f"steps {self.steps} is refused: it must exceed the {WARM_UP_STEPS} of the warm-up"
@@ -74,7 +81,8 @@ class Setting:
     def rollout_config(self) -> RolloutConfig:
         """The scheduler's settings for this run, never ended by a time limit."""
         return RolloutConfig(
-            batch_groups=self.batch_groups,
+            batch_groups=self.batch_groups // self.batches_per_step,
+            batches_per_step=self.batches_per_step,
             group_size=self.group_size,
             min_members=min(2, self.group_size),
             max_staleness=self.max_staleness,

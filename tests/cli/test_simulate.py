@@ -37,6 +37,7 @@ def test_flags_change_the_outcome(capsys):
         ("--publish-s", "0.7"),
         ("--seed", "1"),
         ("--batch-groups", "16"),
+        ("--batches-per-step", "4"),
         ("--slots", "40"),
         ("--slots", "40", "--reserved-share", "0.2"),
         ("--train-s", "2"),

@@ -66,6 +66,15 @@ def test_shaping_makes_tokens_younger_at_the_same_speed():
     assert shaped.in_mask >= full.in_mask - 0.005
 
 
+def test_more_pick_ups_a_step_let_more_tokens_train_at_the_same_speed():
+    setting = replace(BASE, train_s=60.0, sigma=1.0, steps=60)
+    whole, parts = simulate(setting), simulate(replace(setting, batches_per_step=8))
+    assert parts.steps_per_h > 0.99 * whole.steps_per_h
+    assert parts.in_mask > whole.in_mask + 0.03
+    assert parts.mean_staleness < whole.mean_staleness - 0.3
+    assert parts.max_staleness <= 2
+
+
 def test_pinned_answers_over_age_are_made_again_and_counted_as_lost():
     setting = replace(BASE, train_s=20.0, sigma=1.0, steps=60, weight_update=WeightUpdate.PIN)
     seen, stats = simulate_with_statistics(setting)
@@ -109,6 +118,7 @@ def test_the_table_has_every_rule_in_every_case_and_judges_it():
         ({"train_s": 0.0}, "train_s 0 is refused: it must be above 0"),
         ({"sigma": -1.0}, "sigma -1 is refused: it must not be negative"),
         ({"workers": 4, "slots": 3}, "slots 3 on 4 workers is refused"),
+        ({"batches_per_step": 5}, "batches_per_step 5 is refused: it has to divide the 32 groups"),
         ({"steps": 2}, "steps 2 is refused: it must exceed the 2 of the warm-up"),
         ({"batch_groups": 0}, "batch_groups 0 is refused"),
     ],
