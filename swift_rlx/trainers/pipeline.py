@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from swift_rlx.backends import Backend, EngineSpec, WeightFiles
 from swift_rlx.cluster import WorkerProcess
@@ -67,6 +66,7 @@ class RolloutPipeline:
             prompts,
             scorer,
             version=plan.version,
+            payload=first,
             state=state,
             prompt_of=prompt_of,
         )
@@ -110,7 +110,9 @@ class RolloutPipeline:
 
     def publish(self, files: WeightFiles) -> PolicyVersion:
         """Offer the weights after one more optimizer step; returns at once."""
-        return self.thread.publish(files, steps=1)
+        version = self.thread.publish(files, steps=1)
+        self.weights.retire(self.thread.live)
+        return version
 
     def close(self) -> None:
         """End workers, threads and files; may be called twice."""

@@ -25,6 +25,8 @@ from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_en
 from swift_rlx.types import PolicyVersion
 
 logger = get_logger()
+BEFORE_FIRST = PolicyVersion(-1, 0)
+"""What a worker serves that has not been given the trainer's weights."""
 WARM_UP_S = 600.0
 OUTAGE_S = 600.0
 """A single worker that is started again loads its model first; three such starts within ten minutes are the limit."""
@@ -82,7 +84,7 @@ def epoch_order(trainer: Any) -> EpochOrder:
     )
 
 
-def engine_specs(trainer: Any, name: str, version: PolicyVersion) -> tuple[EngineSpec, ...]:
+def engine_specs(trainer: Any, name: str) -> tuple[EngineSpec, ...]:
     """One description a worker. Raises ConfigError where there is no accelerator for it."""
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     options = dict(args.rlx_engine_options)
@@ -99,7 +101,7 @@ def engine_specs(trainer: Any, name: str, version: PolicyVersion) -> tuple[Engin
         EngineSpec(
             name=name,
             model=info.model_dir,
-            version=version,
+            version=BEFORE_FIRST,
             loader=SWIFT_LOADER if _needs_swift(trainer) else None,
             loader_options=_loader_options(trainer) if _needs_swift(trainer) else {},
             dtype=str(_dtype(model)).removeprefix("torch."),
@@ -154,7 +156,7 @@ def start_pipeline(trainer: Any) -> None:
     incarnation = 0 if state is None else state.incarnation + 1
     version = PolicyVersion(incarnation, trainer.state.global_step)
     name = choose_backend(trainer.args.rollout_backend, trainer.is_multimodal)
-    specs = engine_specs(trainer, name, version)
+    specs = engine_specs(trainer, name)
     trainer.prepare_export(name, specs[0].max_adapter_rank)
     trainer.policy_version = version
     trainer.weight_directory = _weight_directory(trainer) if is_main else None
