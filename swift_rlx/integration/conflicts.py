@@ -43,14 +43,13 @@ REFUSALS = (
     Refusal("chord_sft_dataset", _is_set, "CHORD adds to GRPO's loss; use --rlhf_type grpo for it"),
     Refusal("teacher_model", _is_set, "distillation from a teacher is --rlhf_type gkd or grpo"),
     Refusal("teacher_model_server", _is_set, "distillation from a teacher is --rlhf_type gkd or grpo"),
+    Refusal("rollout_importance_sampling_mode", _is_set, "use --off_policy_correction"),
+    Refusal("log_rollout_offpolicy_metrics", _is_set, "{name} logs its own offpolicy/ metrics; drop the flag"),
     Refusal(
-        "rollout_importance_sampling_mode",
+        "async_generate",
         _is_set,
-        "rollouts are strictly on-policy, so there is nothing to correct; drop the flag",
+        "its queue trains a prompt twice and loses others; use --async_rollout true, which is the default",
     ),
-    Refusal("log_rollout_offpolicy_metrics", _is_set, "rollouts are strictly on-policy; drop the flag"),
-    Refusal("off_policy_sequence_mask_delta", _is_set, "rollouts are strictly on-policy; drop the flag"),
-    Refusal("async_generate", _is_set, "its queue trains a prompt twice and loses others; drop the flag"),
     Refusal(
         "streaming", _is_set, "the sampler needs the number of rows; use a data set that is not streamed"
     ),
