@@ -12,6 +12,7 @@ from swift.tuners import SwiftModel
 from torch import Tensor, nn
 
 from swift_rlx.errors import ConfigError
+from swift_rlx.trainers.weight_pieces import plain_name
 
 AdapterFault = Callable[[dict[str, Any], int], "str | None"]
 """Why an engine cannot load an adapter of this config under that maximum rank; None if it can."""
@@ -55,7 +56,8 @@ def adapter_tensors(model: PeftModel, adapter: str) -> dict[str, Tensor]:
     """The tensors of an adapter file, by their names in it; where the model is sharded, so are they."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     # The embedding has to be asked for only where the vocabulary was resized, and looking for that is a download.
-    return get_peft_model_state_dict(model, tensors, adapter, save_embedding_layers=False)
+    found = get_peft_model_state_dict(model, tensors, adapter, save_embedding_layers=False)
+    return {plain_name(name): tensor for name, tensor in found.items()}
 
 
 def why_not_adapter(model: nn.Module, adapter: str, fault: AdapterFault, max_rank: int) -> str | None:

@@ -115,7 +115,7 @@ class WeightExporter:
 
     @property
     def _model(self) -> nn.Module:
-        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return self._trainer.accelerator.unwrap_model(self._trainer.model, keep_torch_compile=False)
 
     @property
     def _base(self) -> nn.Module:

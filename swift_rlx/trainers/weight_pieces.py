@@ -93,6 +93,11 @@ def published_tensors(model: nn.Module, adapter: str | None) -> dict[str, Tensor
     return {names[0]: current[names[0]] for names in tied.values()}
 
 
+def plain_name(name: str) -> str:
+    """A name in a wrapped model as it was before."""
+    return ".".join(part for part in name.split(".") if part not in TRANSPARENT)
+
+
 def _below(prefix: str, name: str) -> str:
     return prefix if name in TRANSPARENT else f"{prefix}{name}."
 

@@ -15,6 +15,7 @@ from typing import Any
 import peft
 import torch
 from accelerate import Accelerator
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -27,13 +28,18 @@ CASES: dict[str, Any] = {
     "lora": peft.LoraConfig(**LORA),
     "merged": peft.LoraConfig(**LORA, init_lora_weights="pissa"),
     "dora": peft.LoraConfig(**LORA, use_dora=True, modules_to_save=["norm"]),
+    "adapter-with-modules": peft.LoraConfig(**LORA, modules_to_save=["norm"]),
 }
 
 
-def stand_in(model: torch.nn.Module) -> Any:
+def stand_in(model: torch.nn.Module, tokenizer: Any = None) -> Any:
     """As much of a trainer as an export needs."""
-    accelerator = Accelerator(cpu=True)
-    return SimpleNamespace(accelerator=accelerator, model=model, _disable_sp_context=nullcontext)
+    return SimpleNamespace(
+        accelerator=Accelerator(cpu=True),
+        model=model,
+        template=SimpleNamespace(tokenizer=tokenizer),
+        _disable_sp_context=nullcontext,
+    )
 
 
 def tiny_model(case: str) -> torch.nn.Module:
@@ -52,10 +58,11 @@ def tiny_model(case: str) -> torch.nn.Module:
 
 
 def shard(model: torch.nn.Module) -> None:
-    """In the units that accelerate makes: each layer; last norm and tied embeddings; the rest."""
+    """In the units that accelerate makes: each layer, recomputed; last norm and tied embeddings; the rest."""
     inner = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
-    for layer in inner.model.layers:
+    for number, layer in enumerate(inner.model.layers):
+        inner.model.layers[number] = checkpoint_wrapper(layer)
         fully_shard(layer, mp_policy=mixed)
     fully_shard(
         [inner.model.norm, inner.model.embed_tokens, inner.lm_head],

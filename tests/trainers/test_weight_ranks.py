@@ -48,7 +48,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("case", "kind"), [("full", "full"), ("lora", "adapter"), ("merged", "full"), ("dora", "full")]
+    ("case", "kind"),
+    [
+        ("full", "full"),
+        ("lora", "adapter"),
+        ("merged", "full"),
+        ("dora", "full"),
+        ("adapter-with-modules", "adapter"),
+    ],
 )
 def test_fsdp2_on_two_ranks_gives_the_files_of_the_whole_model(case: str, kind: str, exported: Path) -> None:
     folder = exported / case
