@@ -59,7 +59,9 @@ class AsyncRolloutMixin:
     def prepare_rollout(self) -> None:
         super().prepare_rollout()
         if self.args.async_rollout:  # ms-swift takes an environment's reward from its vLLM engines only
-            self.use_gym_env = bool(self.args.use_gym_env if self.args.use_gym_env is not None else self.args.gym_env)
+            self.use_gym_env = bool(
+                self.args.use_gym_env if self.args.use_gym_env is not None else self.args.gym_env
+            )
 
     def enable_async_rollout(
         self,
@@ -153,7 +155,7 @@ class AsyncRolloutMixin:
             return super()._rollout_samples(inputs)
         if self._link is None:
             self._start_pipeline()
-        message = self._link.share(lambda: encode_batch(self.pipeline.pick_up()))
+        message = self._link.share(self._pick_up)
         self._picked = decode_batch(message)
         return [self._sample_of(row) for row in self._own_rows()]
 
@@ -163,6 +165,11 @@ class AsyncRolloutMixin:
         self._link = RankLink(self.accelerator.device)
         self.encoder = PromptEncoder(self.template, self.sample_cls, self.request_config)
         start_pipeline(self)
+
+    def _pick_up(self) -> bytes:
+        batch, picked = self.pipeline.pick_up()
+        self.record_batch(batch, self.pipeline.plan.config.batch_groups, self.num_generations)
+        return encode_batch(picked)
 
     def _own_rows(self) -> list[Row]:
         rows = self._picked.rows

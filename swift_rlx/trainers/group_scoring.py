@@ -11,7 +11,8 @@ import asyncio
 import math
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -111,6 +112,7 @@ class GroupScorer:
         threads: int = 4,
     ) -> None:
         self.spread = spread
+        self.on_scored: Callable[[str, float, float, int], None] = lambda name, begin_s, end_s, rows: None
         self._has_environment = has_environment
         self.late = {
             at for at, reward in enumerate(rewards) if reward is None or reward.spec.scope == "batch"
@@ -136,12 +138,18 @@ class GroupScorer:
         samples = [sample_of(self._encoder, prompt.columns, completion) for completion in completions]
         now = [at for at in range(len(self._rewards)) if at not in self.late]
         columns = _columns(samples, self._trainer_state)
-        values = await asyncio.gather(*(self._score(at, samples, columns) for at in now))
+        values = await asyncio.gather(*(self._timed(at, samples, columns) for at in now))
         by_column = {at: column for at, column in zip(now, values, strict=True) if column is not None}
         scores = [self._one_score(row, by_column) for row in range(len(completions))]
         if self.spread is not None and not self._has_more:
             self.spread.check(scores)
         return scores
+
+    async def _timed(self, at: int, samples: list[Any], columns: dict[str, Any]) -> list[float | None] | None:
+        begin_s = time.monotonic()
+        values = await self._score(at, samples, columns)
+        self.on_scored(self._rewards[at].name, begin_s, time.monotonic(), len(samples))
+        return values
 
     async def _score(self, at: int, samples: list[Any], columns: dict[str, Any]) -> list[float | None] | None:
         """None where the reward is late from now on."""

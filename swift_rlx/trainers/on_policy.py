@@ -10,11 +10,14 @@ from swift_rlx.integration.training_config import RLXConfig
 from swift_rlx.trainers import startup
 from swift_rlx.trainers.async_rollout import AsyncRolloutMixin
 from swift_rlx.trainers.evaluation import EvaluationMixin
+from swift_rlx.trainers.monitoring import MonitoringMixin
 from swift_rlx.trainers.policy_gradient import PolicyGradientTrainer
 from swift_rlx.trainers.resume import ResumeMixin
 
 
-class OnPolicyTrainer(AsyncRolloutMixin, ResumeMixin, EvaluationMixin, PolicyGradientTrainer):
+class OnPolicyTrainer(
+    MonitoringMixin, AsyncRolloutMixin, ResumeMixin, EvaluationMixin, PolicyGradientTrainer
+):
     """Each generation batch is sampled by the weights that its first optimizer step starts from.
 
     `model` and `template` are ms-swift's (`swift.get_model_processor`, `swift.get_template`), `args` an RLXConfig,

@@ -1,23 +1,26 @@
 """What runs beside the training on rank 0: workers, scheduler, scoring; started once, ended whatever happens."""
 
 import asyncio
-import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from swift_rlx.backends import Backend, EngineSpec, WeightFiles
 from swift_rlx.cluster import WorkerProcess
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import SchedulingError
+from swift_rlx.monitors import Monitor, WatchedBackend
 from swift_rlx.scheduler import RolloutConfig
 from swift_rlx.scheduler.resume import PromptOf, RolloutState
 from swift_rlx.scheduler.threaded import RolloutThread
 from swift_rlx.trainers.epoch_order import EpochPrompts
 from swift_rlx.trainers.group_scoring import GroupScorer
 from swift_rlx.trainers.rollout_rows import PickedBatch, rows_of_batch
-from swift_rlx.types import PolicyVersion
+from swift_rlx.types import PolicyVersion, TrainBatch
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class RolloutPipeline:
     """Starts the workers on `first` weights and keeps the trainer in batches.
 
     `state`: of an earlier start of the run, with `prompt_of` (index, epoch) for the prompts in it.
-    `wrap`: put around each worker. Raises what a worker failed with.
+    `monitor`: told what the workers do. `wrap`: put around each of them. Raises what a worker failed with.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class RolloutPipeline:
         first: WeightFiles,
         prompts: EpochPrompts,
         scorer: GroupScorer,
+        monitor: Monitor,
         state: RolloutState | None = None,
         prompt_of: PromptOf | None = None,
         wrap: Callable[[Backend], Backend] = lambda backend: backend,
@@ -57,6 +61,7 @@ class RolloutPipeline:
         self._scorer = scorer
         self._first = first
         self._wrap = wrap
+        self._monitor = monitor
         self._open = ExitStack()
         self._open.enter_context(scorer.watching())
         self._open.callback(scorer.close)
@@ -95,10 +100,11 @@ class RolloutPipeline:
         except BaseException:
             await asyncio.gather(*(worker.close() for worker in self.workers), return_exceptions=True)
             raise
-        return [self._wrap(worker) for worker in self.workers]
+        watched = (WatchedBackend(worker, self._monitor, time.monotonic) for worker in self.workers)
+        return [self._wrap(backend) for backend in watched]
 
-    def pick_up(self) -> PickedBatch:
-        """The next batch; waits for it. Raises what the pipeline failed with."""
+    def pick_up(self) -> tuple[TrainBatch, PickedBatch]:
+        """The next batch, and as the ranks get it; waits for it. Raises what the pipeline failed with."""
         batch = self.thread.next_batch()
         if batch is None:
             raise SchedulingError("the prompts ended before the training did")
@@ -106,7 +112,7 @@ class RolloutPipeline:
             self._scorer.spread.picked_up()
         config = self.plan.config
         rows = rows_of_batch(batch, config.batch_groups, config.group_size, self.plan.columns)
-        return PickedBatch(batch.step, batch.waited_s, sorted(self._scorer.late), rows)
+        return batch, PickedBatch(batch.step, batch.waited_s, sorted(self._scorer.late), rows)
 
     def publish(self, files: WeightFiles) -> PolicyVersion:
         """Offer the weights after one more optimizer step; returns at once."""
@@ -122,9 +128,13 @@ class RolloutPipeline:
 
 def worker_environment(spec: EngineSpec) -> dict[str, str]:
     """Variables of a worker process beside the trainer's own: its accelerators, and threads that do not fight."""
-    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    variables = {}
     if spec.devices:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
+    else:
+        variables["OMP_NUM_THREADS"] = str(
+            torch.get_num_threads()
+        )  # the share of the cores that the trainer took
     if spec.name == "vllm":
         from swift_rlx.backends.vllm_environment import environment
 

@@ -152,6 +152,7 @@ def _loader_options(trainer: Any) -> dict[str, Any]:
 
 def start_pipeline(trainer: Any) -> None:
     """On all ranks: export the first weights; on rank 0: start workers on them, and the scheduler."""
+    share_cores(trainer)
     state, is_main = trainer.rollout_state, trainer.accelerator.is_main_process
     incarnation = 0 if state is None else state.incarnation + 1
     version = PolicyVersion(incarnation, trainer.state.global_step)
@@ -181,8 +182,10 @@ def start_pipeline(trainer: Any) -> None:
         run_directory=run_directory(trainer),
     )
     prompts = EpochPrompts(epoch_order(trainer), encode, position)
+    monitor = trainer.start_monitor(plan.run_directory, len(specs), trainer.args.rollout_max_inflight)
+    scorer.on_scored = monitor.scored
     trainer.pipeline = RolloutPipeline(
-        plan, trainer.weight_directory, first, prompts, scorer, state, encode, conversing(trainer)
+        plan, trainer.weight_directory, first, prompts, scorer, monitor, state, encode, conversing(trainer)
     )
 
 
@@ -212,6 +215,17 @@ def run_directory(trainer: Any) -> Path:
     path = Path(trainer.args.output_dir) / "rlx"
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def share_cores(trainer: Any) -> None:
+    """On a machine without accelerators ranks and workers share the cores: as many threads as each one's share."""
+    if trainer.accelerator.device.type != "cpu":
+        return
+    processes = trainer.args.rollout_workers + int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    threads = max(1, len(os.sched_getaffinity(0)) // processes)
+    if threads < torch.get_num_threads():
+        torch.set_num_threads(threads)
+        logger.info(f"{processes} processes train and generate on these cores: {threads} thread(s) each")
 
 
 def _weight_directory(trainer: Any) -> WeightDirectory:
