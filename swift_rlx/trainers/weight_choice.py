@@ -63,6 +63,8 @@ def adapter_tensors(model: PeftModel, adapter: str) -> dict[str, Tensor]:
 def why_not_adapter(model: nn.Module, adapter: str, fault: AdapterFault, max_rank: int) -> str | None:
     """Why the adapter alone is not enough for an engine that has the starting weights; None if it is."""
     config = model.peft_config[adapter]
+    if config.is_prompt_learning:
+        return "it adds tokens to the prompt and no weights to the model"
     start = str(getattr(config, "init_lora_weights", None) or "").lower()
     if start.startswith(MOVES_THE_BASE):
         return f"--init_weights {start} changes the base weights too"
@@ -86,7 +88,7 @@ def check_mergeable(model: nn.Module) -> None:
     if config is not None and (config.is_prompt_learning or not all(hasattr(one, "merge") for one in layers)):
         raise ConfigError(
             f"a {config.peft_type.value} adapter cannot be merged and the rollout engine cannot load it: train with"
-            " --tuner_type lora or full, or use --rollout_backend transformers"
+            " --tuner_type lora or full, or use --async_rollout false"
         )
 
 
@@ -103,7 +105,7 @@ def check_known_tuner(model: nn.Module) -> None:
 def check_not_quantized(model: nn.Module) -> None:
     """Raises ConfigError where merged weights would have to be quantized again."""
     for name, parameter in model.named_parameters():
-        if not parameter.dtype.is_floating_point:
+        if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
             raise ConfigError(
                 f"the base model is quantized ({name} is {parameter.dtype}) and only an adapter that the rollout engine"
                 " loads can be published for it: use plain LoRA, or a base model that is not quantized"

@@ -35,6 +35,7 @@ from swift_rlx.trainers.weight_probe import TOLERANCE, make_probe, probe_tokens
 
 logger = get_logger()
 GROUP_BYTES = 1 << 29
+"""As many are gathered and written together."""
 LAYER = re.compile(r"(\.\d+\.).*")
 FAILURES = (OSError, SafetensorError, RuntimeError, ValueError)
 
@@ -106,12 +107,10 @@ class WeightExporter:
     def bytes_needed(self) -> int:
         """How large one export is, but for headers."""
         if self.kind is WeightKind.ADAPTER:
-            return sum(
-                _size(tensor) for tensor in choice.adapter_tensors(self._model, self._adapter).values()
-            )
-        return sum(
-            _size(tensor, self._dtype) for tensor in published_tensors(self._base, self._adapter).values()
-        )
+            adapter = choice.adapter_tensors(self._model, self._adapter)
+            return sum(_size(tensor) for tensor in adapter.values())
+        tensors = published_tensors(self._base, self._adapter)
+        return sum(_size(tensor, self._dtype) for tensor in tensors.values())
 
     @property
     def _model(self) -> nn.Module:
@@ -145,7 +144,8 @@ class WeightExporter:
         autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
         mixed = autocast.get(str(self._trainer.accelerator.mixed_precision))
         types = {parameter.dtype for parameter in self._model.parameters()} | {mixed, self._dtype}
-        return max(TOLERANCE[dtype] for dtype in types if dtype in TOLERANCE)
+        known = [TOLERANCE[dtype] for dtype in types if dtype in TOLERANCE]
+        return max(known, default=TOLERANCE[torch.float32])
 
     def _write_adapter(self, folder: Path) -> None:
         config = copy.copy(self._model.peft_config[self._adapter])
@@ -165,7 +165,7 @@ class WeightExporter:
             sources = {id(one): one for piece in group for one in piece.sources()}
             with self._gather(sources.values()):
                 values = {key: _whole(tensor) for key, tensor in sources.items()}
-                if self._is_main:
+                if self._is_main and self._failure is None:
                     with self._failure_kept():
                         tensors = self._layout(base, self._read(group, values, names))
                         _save(folder / f"model-{number:05d}.safetensors", tensors)
@@ -189,7 +189,7 @@ class WeightExporter:
         try:
             yield
         except FAILURES as error:
-            self._failure = self._failure or error
+            self._failure = error
 
     def _raise_together(self, folder: Path) -> None:
         accelerator, failure = self._trainer.accelerator, self._failure
@@ -244,14 +244,11 @@ def _whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor
-    if tensor.is_cpu and torch.accelerator.is_available():
-        tensor = tensor.to(
-            torch.accelerator.current_accelerator()
-        )  # offloaded; NCCL cannot gather from there
+    if tensor.is_cpu and torch.accelerator.is_available():  # offloaded; NCCL cannot gather from there
+        tensor = tensor.to(torch.accelerator.current_accelerator())
     return tensor.full_tensor()
 
 
 def _save(file: Path, tensors: dict[str, Tensor]) -> None:
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"}
-    )
+    dense = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(dense, file, metadata={"format": "pt"})

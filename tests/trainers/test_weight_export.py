@@ -269,3 +269,23 @@ def test_a_full_disk_is_said_with_its_reason(
         exporter.export(tmp_path)
     monkeypatch.undo()
     assert exporter.export(tmp_path).kind is WeightKind.FULL
+
+
+@pytest.mark.slow
+def test_a_quantized_base_is_refused_where_it_would_have_to_be_merged(
+    trained: Callable[..., Any], without_adapters: None
+) -> None:
+    trainer = trained()
+    layer = trainer.model.get_base_model().model.layers[0].mlp.up_proj.get_base_layer()
+    layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(ConfigError, match=r"base model is quantized \(.*up_proj.*float8_e4m3fn\)"):
+        WeightExporter(trainer, "transformers", max_adapter_rank=4)
+
+
+@pytest.mark.slow
+def test_prompt_tuning_is_refused(trained: Callable[..., Any]) -> None:
+    trainer = trained(tuner_type="full")
+    config = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    trainer.model = peft.get_peft_model(trainer.model, config)
+    with pytest.raises(ConfigError, match="PROMPT_TUNING adapter cannot be merged"):
+        WeightExporter(trainer, "transformers")
