@@ -289,3 +289,54 @@ def test_prompt_tuning_is_refused(trained: Callable[..., Any]) -> None:
     trainer.model = peft.get_peft_model(trainer.model, config)
     with pytest.raises(ConfigError, match="PROMPT_TUNING adapter cannot be merged"):
         WeightExporter(trainer, "transformers")
+
+
+def mixture_of_experts() -> Any:
+    from transformers import Qwen3MoeConfig
+
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_attention_heads": 4, "head_dim": 8}
+    return Qwen3MoeConfig(
+        vocab_size=90,
+        num_hidden_layers=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=2,
+        **sizes,
+    )
+
+
+def vision_language() -> Any:
+    from transformers import Qwen2_5_VLConfig
+
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    sight = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+    return Qwen2_5_VLConfig(
+        text_config={**text, "vocab_size": 90, "num_hidden_layers": 2, "rope_parameters": rope},
+        vision_config={**sight, "fullatt_block_indexes": [0]},
+        **{f"{name}_token_id": 80 + place for place, name in enumerate(["image", "video", "vision_start"])},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make_config", [mixture_of_experts, vision_language])
+def test_vllm_gets_the_names_and_shapes_of_checkpoints_and_transformers_those_of_its_model(
+    make_config: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sharded_export import stand_in
+    from transformers import AutoModelForImageTextToText
+
+    kind = AutoModelForCausalLM if make_config is mixture_of_experts else AutoModelForImageTextToText
+    kind.from_config(make_config()).save_pretrained(tmp_path / "base")
+    model = kind.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    monkeypatch.setattr(weight_export, "GROUP_BYTES", 20_000)
+    files = {}
+    for engine in ("vllm", "transformers"):
+        (tmp_path / engine).mkdir()
+        files[engine] = read(WeightExporter(stand_in(model), engine).export(tmp_path / engine))
+
+    saved = load_file(tmp_path / "base" / "model.safetensors")
+    assert set(files["vllm"]) == set(saved)
+    assert all(torch.equal(files["vllm"][name], saved[name]) for name in saved)
+    assert set(files["transformers"]) == {name for name, _ in model.named_parameters()} != set(saved)
+    assert len(list((tmp_path / "vllm").iterdir())) > 3
