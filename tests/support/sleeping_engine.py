@@ -91,6 +91,7 @@ class SleepingEngine:
 
     async def publish(self, version: PolicyVersion, payload: object) -> None:
         await self._engine.publish(version, payload)
+        self._incarnation = version.incarnation
         self._live_s.append(asyncio.get_running_loop().time())
         self._live_step.append(version.step)
 
