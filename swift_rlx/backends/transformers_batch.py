@@ -231,6 +231,7 @@ def _first_inputs(
         max_new_tokens=1,
         do_sample=False,
         num_beams=1,
+        num_return_sequences=1,
         use_cache=True,
         cache_implementation="dynamic",
         pad_token_id=0,

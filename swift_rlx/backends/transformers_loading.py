@@ -41,8 +41,9 @@ def load(spec: EngineSpec) -> LoadedModel:
             f"model '{spec.model}' is refused: the transformers engine decodes causal models and"
             f" '{type(model).__name__}' is an encoder-decoder; choose a causal model"
         )
-    if len(spec.devices) < 2:
-        model.to(_device(spec))
+    device = _device(spec)
+    if model.device.type != device.type:  # a quantized model must not be moved to where it is
+        model.to(device)
     model.eval().requires_grad_(False)
     limits = [spec.max_model_len, getattr(model.config.get_text_config(), "max_position_embeddings", None)]
     return LoadedModel(
@@ -67,7 +68,7 @@ def _load_default(spec: EngineSpec) -> tuple[Any, Any]:
     # Several devices share one model by layers; the process sees its own devices only, so that they are the first.
     placed = {"device_map": "auto"} if len(spec.devices) > 1 else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        spec.model, dtype=getattr(torch, spec.dtype), **placed, **spec.loader_options
+        spec.model, dtype=spec.dtype, **placed, **spec.loader_options
     )
     return model, transformers.AutoTokenizer.from_pretrained(spec.model)
 

@@ -89,7 +89,10 @@ def test_full_weights_are_served_the_tied_ones_too(tiny, tmp_path):
     assert tiny.model.lm_head.weight is tiny.model.model.embed_tokens.weight
 
 
-@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings", "ignore:`lora_bias")
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind == "bias" else []) for kind in ADAPTERS]
+)
 def test_adapters_are_served_one_after_the_other(tiny, tmp_path, kind):
     models = [adapted(tiny.model, seed, **ADAPTERS[kind]) for seed in (1, 2)]
     files = [saved(model, tmp_path / f"{step}") for step, model in enumerate(models)]
@@ -101,12 +104,14 @@ def test_adapters_are_served_one_after_the_other(tiny, tmp_path, kind):
     assert apart(second, first) > 0.1
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 def test_an_adapter_of_another_kind_replaces_the_one_before(tiny, tmp_path):
     models = [adapted(tiny.model, 1, **ADAPTERS["whole modules"]), adapted(tiny.model, 2, **ADAPTERS["dora"])]
     files = [saved(model, tmp_path / f"{step}") for step, model in enumerate(models)]
     assert apart(served(tiny, *files)[1], of_text(models[1])) < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 def test_full_weights_take_the_place_of_an_adapter_and_no_adapter_comes_after_them(tiny, tmp_path):
     adapter = saved(adapted(tiny.model, 1, **ADAPTERS["whole modules"]), tmp_path / "adapter")
     model = moved(tiny.model, 3)
