@@ -1,6 +1,7 @@
 """ms-swift's engine flags: read before ms-swift changes them, and forwarded to our workers."""
 
 import json
+import os
 from dataclasses import fields
 from typing import Any
 
@@ -25,6 +26,8 @@ FORWARDED = {
 }
 """Flag of ms-swift -> argument of vLLM's engine. `vllm_engine_kwargs` (JSON) may hold any other."""
 
+JSON_FLAGS = ("vllm_limit_mm_per_prompt", "vllm_speculative_config")
+
 REPLACED = {
     "use_vllm": "the pipeline's workers generate: use --rollout_backend vllm",
     "vllm_mode": "the pipeline's workers generate: use --rollout_backend vllm",
@@ -43,20 +46,32 @@ REPLACED = {
 def engine_options(args: Any, defaults: dict[str, Any]) -> dict[str, Any]:
     """What the user gave for vLLM, by the names of its engine arguments.
 
-    Raises ConfigError for `--vllm_engine_kwargs` that is no JSON object.
+    Raises ConfigError where one of `JSON_FLAGS` is no JSON object.
     """
+    values = {flag: getattr(args, flag) for flag in FORWARDED}
     given = {
-        engine: getattr(args, flag)
-        for flag, engine in FORWARDED.items()
-        if getattr(args, flag) not in (None, defaults[flag])
+        FORWARDED[flag]: _json_object(flag, value) if flag in JSON_FLAGS else value
+        for flag, value in values.items()
+        if value not in (None, defaults[flag])
     }
-    extra = args.vllm_engine_kwargs
-    if isinstance(extra, str):
+    return given | _json_object("vllm_engine_kwargs", args.vllm_engine_kwargs or {})
+
+
+def _json_object(flag: str, value: Any) -> dict[str, Any]:
+    """The value as ms-swift reads it: a dict, its JSON, or a file with that."""
+    found = value
+    if isinstance(value, str):
         try:
-            extra = json.loads(extra)
-        except ValueError as error:
-            raise ConfigError(f"--vllm_engine_kwargs {extra} is no JSON object ({error}); give one") from None
-    return given | dict(extra or {})
+            if os.path.isfile(value):
+                with open(value, encoding="utf-8") as file:
+                    found = json.load(file)
+            else:
+                found = json.loads(value)
+        except (OSError, ValueError):
+            found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--{flag} {value} is no JSON object; give one, such as '{{\"name\": 1}}'")
+    return found
 
 
 def refuse_replaced(args: Any, defaults: dict[str, Any], algorithm: str) -> None:

@@ -1,5 +1,6 @@
 """The arguments of the rollout pipeline, and what they mean together."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -82,7 +83,7 @@ class RolloutFields:
 
 @dataclass(frozen=True)
 class Bound:
-    """`value` of an argument is refused unless `at_least <= value`."""
+    """`value` of an argument is refused unless `at_least <= value`, and finite."""
 
     name: str
     at_least: float
@@ -118,12 +119,14 @@ def resolve_rollout(values: Any, defaults: dict[str, Any]) -> None:
     """
     for bound in BOUNDS:
         value = getattr(values, bound.name)
-        if value is not None and value < bound.at_least:
+        if value is not None and not bound.at_least <= value < math.inf:
             raise ConfigError(f"--{bound.name} {value:g} is refused: {bound.advice}")
     if values.max_staleness == 0:
         values.async_rollout = False
     if not values.async_rollout:
         changed = [name for name in ONLY_ASYNC if getattr(values, name) != defaults[name]]
+        if values.max_staleness not in (0, defaults["max_staleness"]):
+            changed.append("max_staleness")
         if changed:
             given = " ".join(f"--{name} {getattr(values, name)}" for name in changed)
             raise ConfigError(

@@ -1,0 +1,204 @@
+"""The arguments of the pipeline: what each accepts, what is refused in one sentence, and that each one arrives."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from runs import arguments
+
+from swift_rlx.backends import BACKENDS
+from swift_rlx.errors import ConfigError
+from swift_rlx.integration.rollout_fields import (
+    BOUNDS,
+    ONLY_ASYNC,
+    RolloutFields,
+    device_ids,
+    resolve_rollout,
+    visible_devices,
+)
+
+DEFAULTS = {each.name: each.default for each in fields(RolloutFields)}
+OTHER: dict[str, Any] = {
+    "rollout_backend": "transformers",
+    "rollout_workers": 2,
+    "rollout_devices": "4,5",
+    "rollout_max_inflight": 8,
+    "rollout_target_latency_s": 5.0,
+    "train_order": "admission",
+    "stale_tokens": "drop",
+    "weight_update": "drain",
+    "rollout_timeout_s": 60.0,
+    "rollout_retries": 1,
+}
+
+
+def resolved(**changes: Any) -> SimpleNamespace:
+    values = SimpleNamespace(**(DEFAULTS | changes))
+    resolve_rollout(values, DEFAULTS)
+    return values
+
+
+def test_the_pipeline_is_on_by_default() -> None:
+    values = resolved()
+    assert (values.async_rollout, values.max_staleness, values.rollout_backend) == (True, 2, "auto")
+
+
+@pytest.mark.parametrize("changes", [{"max_staleness": 0}, {"async_rollout": False}], ids=["bound 0", "off"])
+def test_a_bound_of_zero_and_no_pipeline_are_one_thing(changes: dict[str, Any]) -> None:
+    assert vars(resolved(**changes)) == DEFAULTS | {"async_rollout": False, "max_staleness": 0}
+
+
+def test_every_field_with_a_lower_bound_is_refused_below_it_and_taken_at_it() -> None:
+    numbers = {each.name for each in fields(RolloutFields) if isinstance(each.default, (int, float))}
+    assert {bound.name for bound in BOUNDS} >= numbers - {"async_rollout"}
+    for bound in BOUNDS:
+        below = bound.at_least - 1 if bound.at_least >= 1 or bound.at_least == 0 else -1.0
+        with pytest.raises(ConfigError, match=f"^--{bound.name} {below:g} is refused: {bound.advice}$"):
+            resolved(**{bound.name: below})
+        assert resolved(**{bound.name: bound.at_least})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["rollout_timeout_s", "rollout_target_latency_s"])
+def test_a_time_that_is_no_number_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"--{name} {value} is refused: it is a time in seconds"):
+        resolved(**{name: value})
+
+
+@pytest.mark.parametrize("name", ONLY_ASYNC)
+@pytest.mark.parametrize("off", [{"max_staleness": 0}, {"async_rollout": False}], ids=["bound 0", "off"])
+def test_a_field_without_effect_is_refused(name: str, off: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^--{name} {OTHER[name]} has no effect without the asynchronous"):
+        resolved(**{name: OTHER[name]} | off)
+    assert getattr(resolved(**{name: OTHER[name]}), name) == OTHER[name]
+
+
+def test_no_field_is_left_out_of_these_tests() -> None:
+    assert set(OTHER) == set(ONLY_ASYNC) == set(DEFAULTS) - {"async_rollout", "max_staleness"}
+    assert all(OTHER[name] != DEFAULTS[name] for name in OTHER)
+
+
+def test_a_bound_without_the_pipeline_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="--max_staleness 4 has no effect without the asynchronous pipeline"
+    ):
+        resolved(async_rollout=False, max_staleness=4)
+
+
+@pytest.fixture
+def installed_backend(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a backend as a package offers it."""
+    monkeypatch.setattr(BACKENDS, "_registered", dict(BACKENDS._registered))
+    BACKENDS.register("their_engine", print, provider="their-package")
+    return "their_engine"
+
+
+@pytest.mark.parametrize("name", ["auto", "transformers", "their_engine", "my_package.engine:create"])
+@pytest.mark.usefixtures("installed_backend")
+def test_a_backend_that_is_installed_or_a_path_is_taken(name: str) -> None:
+    assert resolved(rollout_backend=name).rollout_backend == name
+
+
+@pytest.mark.parametrize("name", ["sglang", "remote", "Transformers"])
+def test_an_unknown_backend_is_refused_with_those_that_are_installed(
+    name: str, installed_backend: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(rollout_backend=name)
+    there = ", ".join(("auto", *BACKENDS.names()))
+    assert str(caught.value) == f"--rollout_backend {name} is not installed; use one of {there}"
+    assert installed_backend in there
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"), [(None, ()), ("4", ("4",)), ("4,5,6", ("4", "5", "6")), ("6, 4", ("6", "4"))]
+)
+def test_device_ids_are_read_in_their_order(text: str | None, ids: tuple[str, ...]) -> None:
+    assert device_ids(text) == ids
+
+
+@pytest.mark.parametrize("text", ["4,", "a", "4,4", "-1", "cuda:0", "4 5", ","])
+def test_what_is_no_list_of_different_numbers_is_refused(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match="--rollout_devices .* is refused: give different numbers, such as 4,5"
+    ):
+        resolved(rollout_devices=text)
+
+
+@pytest.mark.parametrize(("text", "ids"), [(None, None), ("", ()), ("0,1", ("0", "1")), ("3, 2", ("3", "2"))])
+def test_visible_devices_are_those_of_the_environment(
+    text: str | None, ids: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if text is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+    assert visible_devices() == ids
+
+
+# --- as `swift rlhf` reads them --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def build(tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
+    """RLHFArguments of a quick run on the pipeline, with changes."""
+
+    def make(**changes: Any) -> Any:
+        from swift import RLHFArguments
+
+        options = {
+            "rlhf_type": "rloo",
+            "reward_funcs": ["format"],
+            "report_to": ["none"],
+            "async_rollout": True,
+        }
+        return RLHFArguments(**arguments(tiny_model, write_rows(16), tmp_path / "out", **options | changes))
+
+    return make
+
+
+def test_each_field_reaches_the_training_configuration(build: Callable[..., Any]) -> None:
+    changes = {**OTHER, "max_staleness": 4}
+    config = build(**changes).training_args
+    assert {name: getattr(config, name) for name in changes} == changes
+    assert config.async_rollout is True
+
+
+def test_a_bound_of_zero_on_the_command_line_is_no_pipeline(build: Callable[..., Any]) -> None:
+    config = build(max_staleness=0).training_args
+    assert (config.async_rollout, config.max_staleness) == (False, 0)
+
+
+def test_each_setting_of_the_scheduler_follows_its_field(build: Callable[..., Any]) -> None:
+    from swift_rlx.backends import WeightUpdate
+    from swift_rlx.scheduler import StaleTokens, TrainOrder
+    from swift_rlx.trainers.pipeline_plan import rollout_config
+    from swift_rlx.types import PolicyVersion, SamplingParams
+
+    args = build(max_staleness=4, **OTHER).training_args
+
+    def config(**changes: Any) -> Any:
+        given = copy.copy(args)
+        vars(given).update(changes)
+        trainer = SimpleNamespace(
+            args=given,
+            num_iterations=1,
+            num_generations=4,
+            min_group_size=2,
+            shuffle_dataset=True,
+            train_dataset=range(16),
+            state=SimpleNamespace(global_step=0, max_steps=2),
+        )
+        return rollout_config(trainer, SamplingParams(), PolicyVersion())
+
+    found = config()
+    assert (found.max_staleness, found.max_inflight, found.target_latency_s) == (4, 8, 5.0)
+    assert (found.train_order, found.stale_tokens) == (TrainOrder.ADMISSION, StaleTokens.DROP)
+    assert (found.weight_update, found.request_timeout_s, found.retries) == (WeightUpdate.DRAIN, 60.0, 1)
+    assert config(rollout_max_inflight=None).max_inflight is None, (
+        "left open, it is adapted to the target latency"
+    )
+    assert config(weight_update="auto").weight_update is None
