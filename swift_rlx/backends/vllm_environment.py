@@ -15,7 +15,8 @@ ALWAYS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 # Binding threads to cores would bind every worker to the same ones. A compiled step is a gain on a GPU; here it costs
-# seconds at the first request. With more threads than free cores they spin at barriers and tokens/s collapse.
+# seconds at the first request. Threads that wait must not spin: the trainer's are on the same cores. How many there
+# are is the trainer's choice (OMP_NUM_THREADS): with more than free cores tokens/s collapse.
 ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
@@ -32,8 +33,7 @@ def environment(spec: EngineSpec, current: Mapping[str, str] | None = None) -> d
     current = os.environ if current is None else current
     chosen = dict(ALWAYS)
     if not spec.devices:
-        threads = max(1, len(os.sched_getaffinity(0)) // 2)
-        chosen |= ON_CPU | {"OMP_NUM_THREADS": str(threads)}
+        chosen |= ON_CPU
     if os.path.isdir(spec.model):
         chosen["HF_HUB_OFFLINE"] = "1"
     kept = {name: value for name, value in chosen.items() if name not in current}
