@@ -59,6 +59,10 @@ def test_the_files_of_a_run_agree_with_what_happened(tmp_path):
     processes = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     assert set(processes.values()) == {"trainer", "rewards", "worker-0", "worker-1"}
     spans = [event for event in events if event["ph"] == "X"]
+    for event in events:  # Perfetto's reader takes no other values, and wants a time before the details
+        values = {**event, **event.get("args", {})}
+        assert all(isinstance(value, (str, int, float)) for name, value in values.items() if name != "args")
+        assert list(event).index("ts") < list(event).index("args")
     names = [span["name"] for span in spans]
     assert sum(name.startswith("train ") for name in names) == 15
     assert sum(name.startswith("load 0.") for name in names) == 2 * 14
