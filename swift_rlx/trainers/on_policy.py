@@ -12,11 +12,12 @@ from swift_rlx.trainers.async_rollout import AsyncRolloutMixin
 from swift_rlx.trainers.evaluation import EvaluationMixin
 from swift_rlx.trainers.monitoring import MonitoringMixin
 from swift_rlx.trainers.policy_gradient import PolicyGradientTrainer
+from swift_rlx.trainers.process_group import ProcessGroupMixin
 from swift_rlx.trainers.resume import ResumeMixin
 
 
 class OnPolicyTrainer(
-    MonitoringMixin, AsyncRolloutMixin, ResumeMixin, EvaluationMixin, PolicyGradientTrainer
+    ProcessGroupMixin, MonitoringMixin, AsyncRolloutMixin, ResumeMixin, EvaluationMixin, PolicyGradientTrainer
 ):
     """Each generation batch is sampled by the weights that its first optimizer step starts from.
 
