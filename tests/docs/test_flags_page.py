@@ -16,7 +16,10 @@ from runs import FAST, arguments, command, train, weights
 from swift_rlx.errors import RlxError
 from swift_rlx.integration.algorithm_table import ALGORITHMS
 from swift_rlx.integration.conflicts import REFUSALS, check_conflicts
+from swift_rlx.integration.engine_options import FORWARDED, REPLACED
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES
+from swift_rlx.integration.off_policy_fields import OffPolicyFields
+from swift_rlx.integration.rollout_fields import RolloutFields
 
 STATUSES = {
     "en": {"same": "same", "differs": "differs", "no effect": "no effect"},
@@ -92,7 +95,23 @@ def test_a_row_marked_refused_is_refused_for_the_types_it_names_and_no_other(
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_refusal_of_the_code_is_on_the_page(language: str) -> None:
     listed = {name for row in rows(language, "refused") for name in flags(row[0])}
-    assert {refusal.argument for refusal in REFUSALS} <= listed
+    assert {refusal.argument for refusal in REFUSALS} | set(REPLACED) <= listed
+
+
+def test_a_refusal_that_the_pipeline_makes_says_what_replaces_the_flag() -> None:
+    reasons = {flags(row[0])[-1]: row[2] for row in rows("en", "refused") if "--async_rollout true" in row[0]}
+    for flag, advice in REPLACED.items():
+        assert reasons[flag] == f"{advice}; or use --async_rollout false"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_engine_flag_is_on_the_page_with_what_the_pipeline_makes_of_it(language: str) -> None:
+    notes = {name: row[2] for row in rows(language, "status") for name in flags(row[0])}
+    handed = {"en": "handed to the workers", "zh": "交给工作进程"}[language]
+    assert {name for name, note in notes.items() if handed in note} == {*FORWARDED, "vllm_engine_kwargs"}
+    assert all(argument == flag.removeprefix("vllm_") for flag, argument in FORWARDED.items())
+    changed = {name for name, status in status_of(language).items() if status == "differs"}
+    assert {*FORWARDED, *REPLACED, "vllm_engine_kwargs"} <= changed
 
 
 def test_both_languages_list_the_same_flags_in_the_same_state() -> None:
@@ -117,7 +136,7 @@ def test_every_argument_of_ms_swift_that_concerns_such_training_is_on_the_page()
     from swift.arguments import rlhf_args
 
     own = [each for each in RLHFArguments.__mro__ if each.__name__ == "RLHFArguments"]
-    concerned = {name for each in own for name in each.__annotations__} - {"rlx_type"}
+    concerned = {name for each in own for name in each.__annotations__} - {"rlx_type", "rlx_engine_options"}
     for owner in ("GRPOArguments", "PPOArguments", "RewardModelArguments", "TeacherModelArguments"):
         concerned |= {field.name for field in dataclasses.fields(getattr(rlhf_args, owner))}
     listed = {name for table in HEADERS["en"] for row in rows("en", table) for name in flags(row[0])}
@@ -134,6 +153,15 @@ def test_the_table_of_our_flags_has_each_with_the_default_of_each_type() -> None
     assert table["ema_baseline_decay"] == [
         str(FIELD_DEFAULTS["ema_baseline_decay"]) if "ema" in each.baselines else "-" for each in types
     ]
+    for each in (*dataclasses.fields(RolloutFields), *dataclasses.fields(OffPolicyFields)):
+        assert table[each.name] == [shown(each.default)] * 3, each.name
+
+
+def shown(default: Any) -> str:
+    """A default as the page writes it."""
+    if isinstance(default, bool) or default is None:
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -174,13 +202,13 @@ def test_a_row_that_says_it_works_is_not_refused(rlhf_type: str, status: str) ->
 
     given = FAST | changed(status) | {"reward_funcs": ["format"], "dataset": ["an/id"]}
     if status == "differs":
-        given |= {"generation_batch_size": 16, "resume_from_checkpoint": None}
+        given |= {"generation_batch_size": 16, "resume_from_checkpoint": None, "async_rollout": True}
     args = {field.name: field.default for field in dataclasses.fields(RLHFArguments)}
     args |= {name: [] for name, value in args.items() if value is dataclasses.MISSING} | given
     check_conflicts(SimpleNamespace(**args), ALGORITHMS[rlhf_type])
 
 
-NO_EFFECT = {"teacher_deepspeed": "zero2", "vllm_speculative_config": "{}", "lora_dropout": 0.5}
+NO_EFFECT = {"teacher_deepspeed": "zero2", "lora_dropout": 0.5}
 
 
 @pytest.mark.slow
