@@ -1,0 +1,64 @@
+"""However the command ends, no process and nothing in shared memory is left."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pipeline_runs
+import psutil
+import pytest
+import runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+LEFT_AFTER_S = 10.0
+
+
+def wait_for_steps(output: Path, steps: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 150
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the run ended by itself"
+        log = output / "logging.jsonl"
+        if log.exists() and len(runs.log_lines(output)) >= steps:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"no {steps} steps within 150 s")
+
+
+def shared_memory() -> set[str]:
+    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.stat().st_uid == os.getuid()}
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left(
+    how: signal.Signals, tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    before, output = shared_memory(), tmp_path / "out"
+    options = {
+        "rlhf_type": "rloo",
+        "external_plugins": [str(pipeline_runs.PLUGIN)],
+        **pipeline_runs.ASYNC,
+        "rollout_workers": 2,
+        "max_steps": 100_000,
+    }
+    command = runs.command(runs.arguments(tiny_model, write_rows(64), output, **options))
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"MASTER_PORT": runs.free_port()}
+        )
+    wait_for_steps(output, 3, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    trainer = next(one for one in family if "rlhf.py" in " ".join(one.cmdline()))
+    mine = [name for name in shared_memory() - before if f"-{trainer.pid}-" in name]
+    assert mine, "weights go through shared memory"
+    if how is signal.SIGINT:  # a terminal sends it to the whole foreground group
+        os.killpg(process.pid, how)
+    else:
+        trainer.send_signal(how)
+    _, alive = psutil.wait_procs(family, timeout=LEFT_AFTER_S)
+
+    assert not alive, [one.cmdline() for one in alive]
+    assert not [name for name in shared_memory() if name in mine]
+    process.wait(10)
