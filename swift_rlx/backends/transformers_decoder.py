@@ -118,6 +118,7 @@ class Decoder:
         try:
             while self._obey():
                 self._begin()
+                self._clear()
                 for wave in list(self._waves):
                     self._guard(wave.answers, partial(self._step, wave))
                 self._clear()
@@ -192,8 +193,8 @@ class Decoder:
         wave = _Wave(batch, answers)
         self._draw(wave, logits)
         for other in self._waves if self._is_standard else ():
-            if other.batch.take_over(batch):
-                other.answers += answers
+            self._guard([*other.answers, *wave.answers], partial(_join, other, wave))
+            if all(answer.is_over for answer in wave.answers):
                 return
         self._waves.append(wave)
 
@@ -251,3 +252,9 @@ class Decoder:
             for answer in answers:
                 if not answer.is_over:
                     answer.fail(BackendUnavailable(f"the model failed with {one_line(error)}"))
+
+
+def _join(wave: _Wave, added: _Wave) -> None:
+    """Put the answers of one into the batch of the other, where their batches fit."""
+    if wave.batch.take_over(added.batch):
+        wave.answers, added.answers = [*wave.answers, *added.answers], []

@@ -36,6 +36,7 @@ from transformers_runs import (
 )
 
 from swift_rlx.backends import BACKENDS
+from swift_rlx.backends.transformers_batch import TokenBatch
 from swift_rlx.backends.transformers_engine import create
 from swift_rlx.backends.transformers_loading import load
 from swift_rlx.errors import BackendRejected, BackendUnavailable, ConfigError
@@ -269,6 +270,31 @@ def test_a_fault_of_the_model_ends_its_answers_and_the_engine_goes_on(tiny):
         return await engine.generate(request(PROMPTS[0]))
 
     assert run(tiny, work).num_tokens == 12
+
+
+def test_a_fault_while_batches_are_put_together_ends_both_and_no_more(tiny, monkeypatch):
+    def fault(batch, other):
+        raise MemoryError("no room")
+
+    async def work(engine):
+        paused = PausedModel(tiny.model, at=5)
+        first = asyncio.ensure_future(engine.generate(request(PROMPTS[0], "first", max_tokens=400)))
+        await paused.reached()
+        second = asyncio.ensure_future(engine.generate(request(PROMPTS[1], "second")))
+        monkeypatch.setattr(TokenBatch, "take_over", fault)
+        await paused.go()
+        for flying in (first, second):
+            with pytest.raises(BackendUnavailable, match="the model failed with MemoryError: no room"):
+                await flying
+        return await engine.generate(request(PROMPTS[0], "third"))
+
+    assert run(tiny, work).num_tokens == 12
+
+
+def test_an_answer_of_one_token_is_one_token(tiny):
+    asked = [request(PROMPTS[0], f"{row}", seed=row, max_tokens=1 + 3 * (row % 2)) for row in range(4)]
+    long, short = answers(tiny, asked)[1::2], answers(tiny, asked)[::2]
+    assert [answer.num_tokens for answer in (*short, *long)] == [1, 1, 4, 4]
 
 
 def test_closing_fails_what_is_in_flight_and_what_comes_later(tiny):
