@@ -161,7 +161,7 @@ class OffPolicyMixin:
         metrics = self._metrics["train"]
         for name in TOTALS:
             metrics[f"offpolicy/{name}"].append(getattr(total, name))
-        parts = {f"staleness_{bucket}": meter.summary(bucket) for bucket in BUCKET_EDGES}
+        parts = {f"staleness_{bucket}": meter.summary(bucket) for bucket in buckets_within(self.args.max_staleness)}
         for bucket, part in parts.items():
             metrics[f"offpolicy/{bucket}/share"].append(part.tokens / total.tokens if part else 0.0)
         parts |= {sign: meter.summary(sign) for sign in ("positive", "negative")}
@@ -180,6 +180,16 @@ class OffPolicyMixin:
                 f" token (good: {WARN_ABOVE_K3} or less). Lower --max_staleness or the learning rate."
             )
         self._was_far_off = is_far_off
+
+
+def buckets_within(max_staleness: int) -> list[str]:
+    """The buckets that a sample under the staleness bound can be in."""
+    names, begin = [], 0
+    for name, edge in BUCKET_EDGES.items():
+        if begin <= max_staleness:
+            names.append(name)
+        begin = begin if edge is None else edge + 1
+    return names
 
 
 def _sampled(batch: RLXBatch) -> torch.Tensor:

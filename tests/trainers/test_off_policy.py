@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from swift_rlx.algorithms import CORRECTIONS
+from swift_rlx.algorithms import BUCKET_EDGES, CORRECTIONS
 from swift_rlx.trainers import off_policy
 from swift_rlx.trainers.batch import RLXBatch
-from swift_rlx.trainers.off_policy import OffPolicyMixin, OffPolicyOptions, per_token
+from swift_rlx.trainers.off_policy import OffPolicyMixin, OffPolicyOptions, buckets_within, per_token
 from swift_rlx.trainers.reinforce_pp import ReinforcePPTrainer
 from swift_rlx.trainers.rloo import RLOOTrainer
 
@@ -32,7 +32,7 @@ class Stub(OffPolicyMixin, _Trainer):
 
     def __init__(self, mode: str = "token_truncate", **options: Any) -> None:
         self.off_policy = OffPolicyOptions(mode, **options)
-        self.model = SimpleNamespace(training=True)
+        self.model, self.args = SimpleNamespace(training=True), SimpleNamespace(max_staleness=8)
         self._metrics: dict[str, Any] = {"train": defaultdict(list)}
         self.refreshed = 0
         self._prepare_off_policy()
@@ -328,3 +328,11 @@ def test_without_the_flag_or_in_an_evaluation_nothing_is_skipped(
         stub.gate([made])
         assert made.loss_mask.any()
         assert not stub._metrics["train"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "names"),
+    [(1, ["0", "1"]), (2, ["0", "1", "2"]), (3, ["0", "1", "2", "3-4"]), (9, list(BUCKET_EDGES))],
+)
+def test_only_buckets_that_the_bound_allows_are_logged(bound: int, names: list[str]) -> None:
+    assert buckets_within(bound) == names
