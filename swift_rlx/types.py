@@ -69,7 +69,7 @@ class SamplingParams:
     """How to sample one completion. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch them off.
 
     `temperature` 0 takes the most likely token. `seed` differs per completion. `stop_token_ids` end an answer and
-    belong to it; `stop` strings do so too.
+    belong to it; `stop` strings do so too. `barred_token_ids` are never sampled.
     """
 
     max_tokens: int = 512
@@ -80,6 +80,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    barred_token_ids: tuple[int, ...] = ()
     seed: int = 0
 
 

@@ -24,14 +24,20 @@ class Filters:
     top_p: float
     min_p: float
     repetition_penalty: float
+    barred: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, sampling: SamplingParams) -> Filters:
         """Those of a request; a greedy one has no filter, because the most likely token passes all of them."""
         if sampling.temperature == 0:
-            return cls(0.0, 0, 1.0, 0.0, sampling.repetition_penalty)
+            return cls(0.0, 0, 1.0, 0.0, sampling.repetition_penalty, sampling.barred_token_ids)
         return cls(
-            sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            barred=sampling.barred_token_ids,
         )
 
 
@@ -47,6 +53,8 @@ def draw(
     scores = logits.float()
     if filters.repetition_penalty != 1:
         scores = RepetitionPenaltyLogitsProcessor(filters.repetition_penalty)(ids, scores)
+    if filters.barred:
+        scores = scores.index_fill(1, torch.tensor(filters.barred, device=scores.device), -torch.inf)
     if filters.temperature == 0:
         tokens = scores.argmax(-1, keepdim=True)
         return tokens[:, 0], scores.log_softmax(-1).gather(1, tokens)[:, 0]

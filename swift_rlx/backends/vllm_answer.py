@@ -26,6 +26,11 @@ class Span(NamedTuple):
 
 def sampling_parameters(request: GenerationRequest) -> Any:
     """vLLM's `SamplingParams`. Raises `BackendRejected` for what vLLM does not take."""
+    if request.sampling.barred_token_ids:
+        raise BackendRejected(
+            f"request '{request.request_id}' is refused: the vLLM engine bars no tokens;"
+            " leave barred_token_ids away"
+        )
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind

@@ -1,6 +1,6 @@
 """The training configuration: what ms-swift builds from our arguments, or a user in Python."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from swift.rlhf_trainers.arguments import GRPOConfig
@@ -19,13 +19,19 @@ class RLXConfig(RLXFields, GRPOConfig):
     """ms-swift's GRPOConfig (an extended `transformers.TrainingArguments`) plus the fields of swift-rlx.
 
     `beta` and `kl_in_reward` left at None are the algorithm's. `gamma` is ms-swift's own PPO argument, which
-    GRPOConfig does not carry. `rlx_type` is set by the trainer, or by `swift rlhf`.
+    GRPOConfig does not carry. `rlx_type` is set by the trainer, or by `swift rlhf`. The last five are ms-swift's
+    arguments too: how a model was loaded, for the rollout workers that load it again.
     """
 
     rlx_type: str | None = None
     rlx_engine_options: dict | None = None
     beta: float | None = None
     gamma: float = 1.0
+    attn_impl: str | None = None
+    experts_impl: str | None = None
+    rope_scaling: dict | None = None
+    new_special_tokens: list[str] = field(default_factory=list)
+    external_plugins: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # With dropout on, the proximal and the current log-probs differ and the first ratio is not 1.

@@ -12,7 +12,7 @@ from swift_rlx.backends import WeightFiles
 from swift_rlx.errors import ConfigError
 from swift_rlx.scheduler.resume import RolloutState
 from swift_rlx.scheduler.state_file import load_state, save_state
-from swift_rlx.trainers.prompt_encoding import PromptEncoder
+from swift_rlx.trainers.prompt_encoding import PromptEncoder, barred_tokens
 from swift_rlx.trainers.rank_link import RankLink
 from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch
 from swift_rlx.trainers.row_alignment import AlignedRows, align
@@ -58,6 +58,8 @@ class AsyncRolloutMixin:
 
     def prepare_rollout(self) -> None:
         super().prepare_rollout()
+        if barred := barred_tokens(self.template):  # where ms-swift generates
+            self.model.generation_config.suppress_tokens = list(barred)
         if self.args.async_rollout:  # ms-swift takes an environment's reward from its vLLM engines only
             self.use_gym_env = bool(
                 self.args.use_gym_env if self.args.use_gym_env is not None else self.args.gym_env

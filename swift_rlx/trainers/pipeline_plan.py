@@ -17,6 +17,7 @@ from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.devices import Machine, place_workers
 from swift_rlx.integration.rollout_fields import device_ids, visible_devices
+from swift_rlx.integration.worker_model import is_resized, vocabulary_of
 from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
@@ -32,10 +33,19 @@ OUTAGE_S = 600.0
 """A single worker that is started again loads its model first; three such starts within ten minutes are the limit."""
 VERSIONS_KEPT = 2
 SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
+SWIFT_OPTIONS = ("attn_impl", "experts_impl", "rope_scaling", "new_special_tokens")
 
 
 def choose_backend(wanted: str, is_multimodal: bool) -> str:
-    """`auto` resolved: vLLM where it is installed and can take the prompts, else transformers."""
+    """`auto` resolved: vLLM where it is installed and can take the prompts, else transformers.
+
+    Raises ConfigError for vLLM with images and the like: it is given token ids only.
+    """
+    if wanted == "vllm" and is_multimodal:
+        raise ConfigError(
+            "--rollout_backend vllm is refused for a multimodal model: it takes prompts of text only; use"
+            " --rollout_backend transformers, or --async_rollout false"
+        )
     if wanted != "auto":
         return wanted
     has_vllm = importlib.util.find_spec("vllm") is not None
@@ -96,14 +106,14 @@ def engine_specs(trainer: Any, name: str) -> tuple[EngineSpec, ...]:
     devices = _devices(args, options)
     max_inflight = args.rollout_max_inflight or int(options.pop("max_num_seqs", 0)) or 32
     config = model.peft_config["default"] if hasattr(model, "peft_config") else None
-    info = trainer.template.model_info
+    info, needs_swift = trainer.template.model_info, _needs_swift(trainer)
     return tuple(
         EngineSpec(
             name=name,
             model=info.model_dir,
             version=BEFORE_FIRST,
-            loader=SWIFT_LOADER if _needs_swift(trainer) else None,
-            loader_options=_loader_options(trainer) if _needs_swift(trainer) else {},
+            loader=SWIFT_LOADER if needs_swift else None,
+            loader_options=_loader_options(trainer) | {"num_devices": len(ids)} if needs_swift else {},
             dtype=str(_dtype(model)).removeprefix("torch."),
             devices=ids,
             max_model_len=options.get("max_model_len") or info.max_model_len,
@@ -139,15 +149,24 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 
 def _needs_swift(trainer: Any) -> bool:
-    """Whether ms-swift's own loader has to build the model: images, remote code, or a changed vocabulary."""
-    with open(os.path.join(trainer.template.model_info.model_dir, "config.json"), encoding="utf-8") as file:
+    """Whether ms-swift's own loader has to build the model: images, remote code, or other than its files say."""
+    template = trainer.template
+    with open(os.path.join(template.model_info.model_dir, "config.json"), encoding="utf-8") as file:
         has_remote_code = "auto_map" in json.load(file)
-    return bool(trainer.template.model_meta.is_multimodal or has_remote_code)
+    is_changed = trainer.args.rope_scaling or is_resized(trainer.accelerator.unwrap_model(trainer.model))
+    return bool(template.model_meta.is_multimodal or has_remote_code or is_changed)
 
 
 def _loader_options(trainer: Any) -> dict[str, Any]:
-    info = trainer.template.model_info
-    return {"model_type": info.model_type, "dtype": str(info.torch_dtype).removeprefix("torch.")}
+    info, args = trainer.template.model_info, trainer.args
+    given = {name: getattr(args, name) for name in SWIFT_OPTIONS}
+    return {
+        "model_type": info.model_type,
+        "dtype": str(info.torch_dtype).removeprefix("torch."),
+        "vocabulary": vocabulary_of(trainer.accelerator.unwrap_model(trainer.model)),
+        "plugins": [os.path.abspath(path) for path in args.external_plugins],
+        **{name: value for name, value in given.items() if value},
+    }
 
 
 def start_pipeline(trainer: Any) -> None:
@@ -157,6 +176,8 @@ def start_pipeline(trainer: Any) -> None:
     incarnation = 0 if state is None else state.incarnation + 1
     version = PolicyVersion(incarnation, trainer.state.global_step)
     name = choose_backend(trainer.args.rollout_backend, trainer.is_multimodal)
+    if trainer.is_multimodal:  # a template that cannot be used is refused before anything is started
+        trainer.encoder.prompt(dict(trainer.train_dataset[0]), 0, 0)
     specs = engine_specs(trainer, name)
     trainer.prepare_export(name, specs[0].max_adapter_rank)
     trainer.policy_version = version

@@ -20,6 +20,7 @@ from swift.infer_engine.protocol import (
 from swift.utils import remove_response
 
 from swift_rlx.errors import ConfigError
+from swift_rlx.registry import one_line
 from swift_rlx.types import Prompt, SamplingParams
 
 NOT_MODEL_INPUTS = {
@@ -61,8 +62,16 @@ class PromptEncoder:
         return sample.to_infer_request(include_extra=True)
 
     def encode(self, request: Any, index: int, epoch: int, row: dict[str, Any]) -> Prompt:
-        """An inference request of ms-swift (a row, or a turn of a conversation) as a prompt."""
-        encoded = self.template.encode(deepcopy(request))
+        """An inference request of ms-swift (a row, or a turn of a conversation) as a prompt.
+
+        Raises ConfigError for what cannot be encoded, such as an image that is not there.
+        """
+        try:
+            encoded = self.template.encode(deepcopy(request))
+        except Exception as error:  # templates and images raise what they like
+            raise ConfigError(
+                f"row {index} of the training data is refused: it cannot be encoded: {one_line(error)}; mend or drop it"
+            ) from error
         return Prompt(
             index=index,
             epoch=epoch,
@@ -75,12 +84,39 @@ class PromptEncoder:
         if not self.template.model_meta.is_multimodal:
             return {}
         encoded.pop("template_inputs", None)
-        batch = self.template.data_collator([encoded])
+        batch = self._without_model(self.template.data_collator([encoded]))
         return {
             name: _as_array(value)
             for name, value in batch.items()
-            if name not in NOT_MODEL_INPUTS and isinstance(value, torch.Tensor)
+            if name not in NOT_MODEL_INPUTS and self._is_model_input(name, value)
         }
+
+    def _without_model(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """What ms-swift gives to a model that generates.
+
+        Raises ConfigError for a template that makes embeddings of the images with the model's weights first: those
+        of the trainer are not for this thread, and would be of the wrong version.
+        """
+        try:
+            ready = self.template._post_encode(_NoModel(), dict(batch))
+        except _ModelUsed:
+            ready = {"inputs_embeds": None}
+        if "inputs_embeds" in ready:
+            raise ConfigError(
+                f"--template {self.template.template_meta.template_type} cannot be used with the asynchronous pipeline:"
+                " it embeds images outside of the model; use --async_rollout false"
+            )
+        return ready
+
+    def _is_model_input(self, name: str, value: Any) -> bool:
+        if isinstance(value, list) and any(isinstance(one, torch.Tensor) for one in value):
+            raise ConfigError(
+                f"--template {self.template.template_meta.template_type} cannot be used with the asynchronous pipeline:"
+                f" its '{name}' is no single tensor; use --async_rollout false"
+            )
+        return isinstance(value, torch.Tensor) or (
+            isinstance(value, list) and bool(value) and all(isinstance(one, int | float) for one in value)
+        )
 
     def answer(
         self, sample: Any, token_ids: list[int], logprobs: list[float], finish_reason: str, turns: str = ""
@@ -124,7 +160,16 @@ class PromptEncoder:
             repetition_penalty=request_config.repetition_penalty or 1.0,
             stop=tuple(texts),
             stop_token_ids=tuple(sorted(ids)),
+            barred_token_ids=barred_tokens(self.template),
         )
+
+
+def barred_tokens(template: Any) -> tuple[int, ...]:
+    """Ids that stand for an image and the like: an answer with one cannot be trained, as no image belongs to it."""
+    if not template.model_meta.is_multimodal:
+        return ()
+    ids = {token for token in template.placeholder_tokens if isinstance(token, int)}
+    return tuple(sorted(ids & set(range(len(template.tokenizer))) - {template.tokenizer.unk_token_id}))
 
 
 def _output(text: Any, finish_reason: str, token_ids: list[int] | None = None, **fields: Any) -> Any:
@@ -156,5 +201,20 @@ def own_template(template: Any) -> Any:
     return own
 
 
-def _as_array(tensor: torch.Tensor) -> Any:
+class _ModelUsed(Exception):
+    """A template has asked for the model."""
+
+
+class _NoModel:
+    """Stands for the model where there is none."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _ModelUsed(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise _ModelUsed("forward")
+
+
+def _as_array(value: Any) -> Any:
+    tensor = torch.as_tensor(value)
     return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()

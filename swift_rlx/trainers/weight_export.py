@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from swift_rlx.backends.weights import Probe, WeightFiles, WeightKind
 from swift_rlx.errors import BackendError
+from swift_rlx.integration.worker_model import is_resized
 from swift_rlx.trainers import weight_choice as choice
 from swift_rlx.trainers.weight_pieces import Piece, pieces_of, published_tensors
 from swift_rlx.trainers.weight_probe import TOLERANCE, make_probe, probe_tokens
@@ -129,6 +130,8 @@ class WeightExporter:
         if self._adapter is None:
             return WeightKind.FULL, None
         reason = choice.why_not_adapter(self._model, self._adapter, fault, max_rank)
+        if reason is None and is_resized(self._model):
+            reason = "new tokens have embeddings that are in no file"
         return (WeightKind.ADAPTER, None) if reason is None else (WeightKind.FULL, reason)
 
     def _log(self, engine_name: str, reason: str | None) -> None:
