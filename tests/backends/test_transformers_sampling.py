@@ -55,6 +55,15 @@ def test_a_penalty_counts_a_token_once_however_often_it_came():
     torch.testing.assert_close(logprobs, changed.log_softmax(-1)[[1, 1]])
 
 
+@pytest.mark.parametrize("kind", [filters(barred=(0, 2)), filters(temperature=0.0, barred=(0, 2))])
+def test_a_barred_token_is_never_drawn_and_the_others_share_its_probability(kind):
+    tokens, logprobs = draw(LOGITS.expand(100, -1), torch.zeros(100, 1).long(), kind, UNIFORMS[::200])
+    left = LOGITS.clone()
+    left[[0, 2]] = -torch.inf
+    assert set(tokens.tolist()) & {0, 2} == set()
+    torch.testing.assert_close(logprobs, left.log_softmax(-1)[tokens])
+
+
 def test_rows_keep_their_own_filters():
     kinds = [filters(), filters(temperature=0.0), filters(top_k=2), filters()]
     uniforms = [0.99, 0.99, 0.99, 0.1]
@@ -64,3 +73,15 @@ def test_rows_keep_their_own_filters():
         one, logprob = draw(logits[row : row + 1], ids[:1], kind, uniforms[row : row + 1])
         assert tokens[row] == one[0]
         torch.testing.assert_close(logprobs[row], logprob[0])
+
+
+@pytest.mark.parametrize("kind", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.9}])
+def test_a_barred_token_is_left_out_before_every_other_filter(kind):
+    barred, without = filters(barred=(0, 3), **kind), LOGITS.clone()
+    without[[0, 3]] = -torch.inf
+    logits, ids, uniforms = LOGITS.expand(100, -1), torch.zeros(100, 1).long(), UNIFORMS[::200]
+    tokens, logprobs = draw(logits, ids, barred, uniforms)
+    expected = draw(without.expand(100, -1), ids, filters(**kind), uniforms)
+    assert not {0, 3} & set(tokens.tolist())
+    assert tokens.tolist() == expected[0].tolist()
+    torch.testing.assert_close(logprobs, expected[1])
