@@ -20,7 +20,7 @@ REFUSED = {
 }
 # Initializations that leave the base weights as they are; of all others the adapter alone is not the model.
 PLAIN_INITIALIZATIONS = ("gaussian", "eva", "orthogonal", "mica")
-VOCABULARY = ("lm_head", "embed_tokens", "wte", "word_embeddings")
+VOCABULARY = ("lm_head", "embed_tokens", "wte", "wpe", "word_embeddings")
 
 
 def adapter_fault(adapter_config: Mapping[str, object], max_rank: int) -> str | None:

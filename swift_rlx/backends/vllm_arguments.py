@@ -12,7 +12,8 @@ from typing import Any
 
 from swift_rlx.backends.base import WeightUpdate
 from swift_rlx.backends.engine import EngineSpec
-from swift_rlx.backends.vllm_adapter import RANKS, adapter_room
+from swift_rlx.backends.vllm_adapter import RANKS, VOCABULARY, adapter_room
+from swift_rlx.backends.vllm_weight_files import shapes
 from swift_rlx.errors import ConfigError
 
 
@@ -140,14 +141,28 @@ def _adapter_arguments(spec: EngineSpec, options: Mapping[str, Any], update: Wei
             f"adapters of rank {spec.max_adapter_rank} cannot be served by vLLM: it has room up to {RANKS[-1]}; publish"
             " full weights"
         )
+    # Left alone, vLLM puts an adapter around the output layer too. Its CPU build then dies of a text that is scored
+    # beside answers, and computes a product with the whole vocabulary for nothing.
+    targets = options.get("lora_target_modules") or (not spec.devices and _layers(Path(spec.model))) or None
     pins = update is WeightUpdate.PIN
     rank = max(spec.max_adapter_rank, int(options.get("max_lora_rank", 0)))
     return {
         "enable_lora": True,
+        "lora_target_modules": targets,
         "max_lora_rank": adapter_room(rank),
         "max_loras": int(options.get("max_loras", PINNED_VERSIONS if pins else 1)),
         "max_cpu_loras": int(options.get("max_cpu_loras", PINNED_VERSIONS_IN_MEMORY if pins else 2)),
     }
+
+
+def _layers(model: Path) -> list[str]:
+    """Names of the layers of a checkpoint that multiply by a matrix, the vocabulary's left out."""
+    found = {
+        name.split(".")[-2]
+        for name, shape in shapes(model).items()
+        if name.endswith(".weight") and name.count(".") > 1 and len(shape) == 2
+    }
+    return sorted(found.difference(VOCABULARY))
 
 
 def kv_cache_bytes(spec: EngineSpec, free_bytes: int | None = None) -> int | None:

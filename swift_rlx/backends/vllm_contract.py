@@ -78,6 +78,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "max_lora_rank",
         "max_loras",
         "max_cpu_loras",
+        "lora_target_modules",
         "tensor_parallel_size",
         "kv_cache_memory_bytes",
         "weight_transfer_config",

@@ -143,3 +143,21 @@ def test_full_weights_are_taken_while_nothing_is_in_flight(run, base, tmp_path):
     assert answer.token_ids.tolist() == greedy(model, 30)
     assert set(answer.policy_steps) == {7}
     run.publish(8, save_full(load(base), tmp_path / "start"))
+
+
+def test_a_text_is_scored_beside_answers_in_flight(run, policy, tmp_path):
+    move_adapter(policy, seed=1)
+    run.publish(1, save_adapter(policy, tmp_path / "v1"))
+
+    async def go():
+        tasks = [run.start(seed=seed, max_tokens=150) for seed in range(3)]
+        await asyncio.sleep(0.1)
+        scored = [await run.engine.logprobs(PROBE) for _ in range(5)]
+        assert not all(task.done() for task in tasks)
+        return scored, await asyncio.gather(*tasks)
+
+    scored, answers = run.run(go())
+    for found in scored:
+        assert np.abs(found - score(policy, PROBE)).max() < 1e-4
+    for answer in answers:
+        assert np.abs(answer.logprobs - score_answer(policy, answer)).max() < 1e-3

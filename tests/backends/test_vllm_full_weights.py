@@ -282,3 +282,19 @@ def test_times_are_in_order_and_of_the_clock_that_all_processes_share(run, start
     assert answer.submit_s == 1.0
     assert before <= answer.start_s < answer.first_token_s < answer.finish_s <= time.monotonic()
     assert answer.worker == "vllm-0"
+
+
+def test_a_text_is_scored_beside_answers_in_flight(run, start):
+
+    async def go():
+        tasks = [run.start(seed=seed, max_tokens=150) for seed in range(3)]
+        await asyncio.sleep(0.1)
+        scored = [await run.engine.logprobs(PROBE) for _ in range(5)]
+        assert not all(task.done() for task in tasks)
+        return scored, await asyncio.gather(*tasks)
+
+    scored, answers = run.run(go())
+    for found in scored:
+        assert np.abs(found - score(start, PROBE)).max() < 1e-4
+    for answer in answers:
+        assert np.abs(answer.logprobs - score_answer(start, answer)).max() < 1e-3

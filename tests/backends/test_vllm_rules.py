@@ -102,6 +102,25 @@ def test_room_for_adapters_fits_their_rank_and_the_versions_in_flight():
     assert wide["max_lora_rank"] == 64
 
 
+def test_adapters_are_put_around_the_layers_of_the_model_and_not_around_its_output_on_a_cpu(tmp_path):
+    names = ["model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"]
+    write_safetensors(
+        tmp_path / "model.safetensors",
+        {
+            **{name: [4, 2] for name in names},
+            "model.layers.0.self_attn.q_proj.weight": [2, 2],
+            "model.norm.weight": [2],
+        },
+    )
+    where = {"model": str(tmp_path), "max_adapter_rank": 8}
+    assert engine_arguments(spec(**where), KNOWN).vllm["lora_target_modules"] == ["q_proj", "up_proj"]
+    assert engine_arguments(spec(**where, devices=("0",)), KNOWN).vllm["lora_target_modules"] is None
+    given = engine_arguments(
+        spec(**where, options={"lora_target_modules": ["o_proj"]}), {*KNOWN, "lora_target_modules"}
+    )
+    assert given.vllm["lora_target_modules"] == ["o_proj"]
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
