@@ -131,7 +131,12 @@ def test_the_trainer_that_the_page_builds_in_python_trains(
 
     import swift_rlx
 
-    small: dict[str, Any] = {"max_steps": 1, "max_completion_length": 6, "check_model": False}
+    small: dict[str, Any] = {
+        "max_steps": 1,
+        "max_completion_length": 6,
+        "check_model": False,
+        "async_rollout": False,
+    }
     on_cpu: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": []}
     config, load, template = swift_rlx.RLXConfig, swift.get_model_processor, swift.get_template
     monkeypatch.setattr(swift_rlx, "RLXConfig", partial(config, **small, **on_cpu), raising=False)
@@ -144,6 +149,23 @@ def test_the_trainer_that_the_page_builds_in_python_trains(
     exec(snippet_with("RLOOTrainer"), page)
     page["train"](str(tiny_model), str(write_rows(16)))
     assert (tmp_path / "output_rloo" / "checkpoint-1").is_dir()
+
+
+def test_the_pipeline_of_the_page_has_four_workers(tmp_path: Path) -> None:
+    from swift_rlx import RLXConfig
+    from swift_rlx.trainers.async_rollout import AsyncRolloutMixin
+
+    trainer = object.__new__(AsyncRolloutMixin)
+    trainer.args = RLXConfig(
+        output_dir=str(tmp_path), num_generations=4, use_cpu=True, bf16=False, report_to=[]
+    )
+    trainer.args.settle("rloo")
+    page: dict[str, Any] = {"__name__": "page_on_workers"}
+    exec(snippet_with("enable_async_rollout"), page)
+    page["use_four_workers"](trainer)
+    args = trainer.args
+    assert (args.rollout_backend, args.rollout_workers, args.rollout_max_inflight) == ("vllm", 4, 8)
+    assert args.rlx_engine_options == {"gpu_memory_utilization": 0.8}
 
 
 def test_the_judge_of_the_page_asks_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
