@@ -5,11 +5,13 @@ tokenizers must not be used by two threads at once.
 """
 
 from copy import copy, deepcopy
+from io import BytesIO
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
+from PIL import Image
 from swift.infer_engine.protocol import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
@@ -32,6 +34,9 @@ NOT_MODEL_INPUTS = {
     "position_ids",
     "template_inputs",
 }
+PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
+MAX_SHOWN = 300
+"""Characters of a row in an error message; the data may be shuffled, so that its number alone says little."""
 
 
 class PromptEncoder:
@@ -48,6 +53,8 @@ class PromptEncoder:
         system = self.template.template_meta.default_system
         if system and sample.messages[0]["role"] != "system":
             sample.messages.insert(0, {"role": "system", "content": system})
+        if isinstance(sample.images, list):
+            sample.images = [_as_file(image) for image in sample.images]
         remove_response(sample.messages)
         return sample
 
@@ -70,7 +77,8 @@ class PromptEncoder:
             encoded = self.template.encode(deepcopy(request))
         except Exception as error:  # templates and images raise what they like
             raise ConfigError(
-                f"row {index} of the training data is refused: it cannot be encoded: {one_line(error)}; mend or drop it"
+                f"row {index} of the training data, {str(row)[:MAX_SHOWN]}, is refused: it cannot be encoded:"
+                f" {one_line(error)}; mend or drop it"
             ) from error
         return Prompt(
             index=index,
@@ -213,6 +221,15 @@ class _NoModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise _ModelUsed("forward")
+
+
+def _as_file(image: Any) -> Any:
+    """An opened image as the data of one, which is what ms-swift's requests can hold; other forms as they are."""
+    if not isinstance(image, Image.Image):
+        return image
+    data = BytesIO()
+    (image if image.mode in PNG_MODES else image.convert("RGB")).save(data, "PNG")
+    return {"bytes": data.getvalue(), "path": None}
 
 
 def _as_array(value: Any) -> Any:

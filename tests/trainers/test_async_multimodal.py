@@ -98,5 +98,7 @@ def test_a_row_whose_image_is_not_there_is_named(seeing: Path, write_rows: Rows,
         [{"messages": [{"role": "user", "content": f"{MARK}say"}], "images": [str(tmp_path / "gone.png")]}]
         * 4
     )
-    with pytest.raises(ConfigError, match=r"row 0 of the training data is refused: .*gone.png"):
+    with pytest.raises(
+        ConfigError, match=r"row 0 of the training data, .*gone.png.*, is refused: .*UnidentifiedImageError"
+    ):
         pipeline_runs.train(seeing, data, tmp_path / "out", max_steps=1, **OPTIONS)
