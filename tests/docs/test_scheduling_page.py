@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 from doc_pages import LANGUAGES, read, tables
 
 from swift_rlx.cli import main as command_line
-from swift_rlx.simulation.tables import CASES, RULES, scheduling_cases
+from swift_rlx.simulation.limits import ceiling
+from swift_rlx.simulation.tables import BASE, CASES, OURS, RULES, scheduling_cases
 
 
 def _numbers(text):
@@ -18,16 +20,18 @@ def _numbers(text):
 
 def _compared(language):
     """The six tables of rules, each as cells by rule."""
-    found = [table for table in tables(read(language, "scheduling")) if len(table) == len(RULES) + 1]
+    found = [table for table in tables(read(language, "scheduling")) if table[0][0] in ("rule", "规则")]
     return [{row[0].strip("*"): row[1:] for row in table[1:]} for table in found]
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_the_shown_output_is_that_of_the_shown_command(language, capsys):
-    text = read(language, "scheduling")
-    (command,) = re.findall(r"^    swift-rlx (simulate --train-s .*)$", text, re.MULTILINE)
+def test_the_shown_output_is_that_of_the_shown_command(capsys):
+    texts = [read(language, "scheduling") for language in LANGUAGES]
+    ((command,),) = {
+        tuple(re.findall(r"^    swift-rlx (simulate --train-s .*)$", text, re.MULTILINE)) for text in texts
+    }
     assert command_line.main(shlex.split(command)) == 0
-    assert f"```\n{capsys.readouterr().out}```" in text
+    shown = f"```\n{capsys.readouterr().out}```"
+    assert all(shown in text for text in texts)
 
 
 def test_both_languages_have_the_same_tables():
@@ -39,6 +43,23 @@ def test_both_languages_have_the_same_tables():
 
 def test_every_rule_is_in_each_of_the_six_tables():
     assert [set(table) for table in _compared("en")] == [set(RULES)] * len(CASES)
+
+
+def test_the_table_of_the_corner_repeats_the_rules_beside_their_ceilings():
+    (corner,) = [table for table in tables(read("en", "scheduling")) if table[0][-1] == "corner"]
+    rules = {"1": OURS, "8": "swift-rlx, 8 pick-ups a step"}
+    for number, row in enumerate(corner[1:]):
+        train_s, sigma = CASES[number // 2]
+        rule = _compared("en")[number // 2][rules[row[1]]]
+        assert row[0] == f"{train_s:g} s, {sigma:g}"
+        assert [row[at] for at in (2, 3, 4, 5, 7, 8, 9)] == [rule[at] for at in (1, 2, 7, 6, 5, 8, 9)]
+        if number not in (0, 7):  # the others take the time of this one each
+            continue
+        setting = replace(BASE, train_s=train_s, sigma=sigma, steps=300, batches_per_step=int(row[1]))
+        seeds = [ceiling(replace(setting, seed=seed), 3600 / float(rule[0])) for seed in range(3)]
+        expected = [100 * sum(shares) / 3 for shares in zip(*seeds, strict=True)]
+        assert [float(row[at].split()[0]) for at in (6, 10)] == pytest.approx(expected, abs=0.06)
+    assert len(corner) == 2 * len(CASES) + 1
 
 
 @pytest.mark.slow
