@@ -44,7 +44,7 @@ def train(rollout):
 
 
 def is_over(rollout):
-    return not rollout._thread.is_alive() and all(backend.is_closed for backend in rollout.made)
+    return not rollout._thread.is_alive and all(backend.is_closed for backend in rollout.made)
 
 
 def test_a_synchronous_trainer_gets_every_prompt_once():
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_a_wait_and_the_batch_goes_to_the_next_call():
         with pytest.raises(KeyboardInterrupt):
             rollout.next_batch()
         timer.join()
-        rollout._loop.call_soon_threadsafe(gate.set)
+        rollout._thread.loop.call_soon_threadsafe(gate.set)
         assert sorted(train(rollout)) == [0, 1]
 
 
@@ -188,8 +188,10 @@ def test_after_the_end_a_call_says_so():
     rollout = thread()
     with pytest.raises(SchedulingError, match="call start first"):
         rollout.next_batch()
-    with rollout, pytest.raises(SchedulingError, match="was started before"):
-        rollout.start()
+    with rollout:
+        with pytest.raises(SchedulingError, match="was started before"):
+            rollout.start()
+        assert sorted(train(rollout)) == list(range(8))
     with pytest.raises(SchedulingError, match="the rollout thread is closed"):
         rollout.publish(None)
 
@@ -208,16 +210,18 @@ def test_a_thread_that_is_stuck_is_left_behind_in_time(caplog):
     rollout.close()
     assert time.monotonic() - begin < 1.0
     assert "did not end within 0.2 s and is left behind" in caplog.text
-    assert rollout._thread.daemon
+    assert rollout._thread._thread.daemon
     released.set()
-    rollout._thread.join(5.0)
+    rollout._thread._thread.join(5.0)
 
 
 def test_a_caller_does_not_wait_for_a_thread_that_is_gone():
     rollout = thread(NEVER)
     rollout.start()
     # What no code of ours does: the loop's main task is ended under the caller that waits.
-    threading.Timer(0.1, lambda: rollout._loop.call_soon_threadsafe(rollout._main_task.cancel)).start()
+    threading.Timer(
+        0.1, lambda: rollout._thread.loop.call_soon_threadsafe(rollout._thread.main_task.cancel)
+    ).start()
     with pytest.raises(SchedulingError, match=r"the scheduler is closed|the rollout thread has ended"):
         rollout.next_batch()
     rollout.close()

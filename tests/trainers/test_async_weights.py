@@ -74,7 +74,7 @@ class Published:
         monkeypatch.setattr(RolloutPipeline, "publish", watched)
 
     def _ask(self, pipeline: Any) -> None:
-        worker, loop = pipeline.workers[0], pipeline.thread._loop
+        worker, loop = pipeline.workers[0], pipeline.thread.loop
         request = GenerationRequest(
             f"probe-{len(self.files)}", Prompt(0, PROBE[:20]), 0, SamplingParams(max_tokens=12, temperature=0.0)
         )
