@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,7 @@ from reward_contestants import CONTESTANTS, OWN_CORE, Task, environment, is_allo
 from reward_curve import rates, spread, time_to, times_of
 
 SCRIPT = Path(__file__).with_name("time_to_reward.py")
+OWN_CORE_FOLDER = Path(__file__).resolve().parents[1] / "support" / "own_core"
 
 
 @pytest.fixture(name="script", scope="module")
@@ -138,6 +141,24 @@ def test_trainer_and_worker_get_cores_of_their_own_only_where_they_run_side_by_s
     assert is_allowed(stock, "free 2")
 
 
+CORES_OF_SELF_AND_CHILD = (
+    "import os, subprocess, sys; print(sorted(os.sched_getaffinity(0)), flush=True);"
+    "subprocess.run([sys.executable, '-c', 'import os; print(sorted(os.sched_getaffinity(0)))'], check=True)"
+)
+
+
+def test_what_a_worker_starts_stays_on_its_core(tmp_path: Path) -> None:
+    first, *_, last = sorted(os.sched_getaffinity(0)) * 2
+    variables = os.environ | {"OWN_CORES": f"{first},{last}", "PYTHONPATH": str(OWN_CORE_FOLDER)}
+    found = {}
+    for argument in ("rlhf", "swift_rlx.cluster.host"):
+        words = [sys.executable, "-c", CORES_OF_SELF_AND_CHILD, argument]
+        found[argument] = subprocess.run(
+            words, env=variables, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+    assert found == {"rlhf": [f"[{first}]"] * 2, "swift_rlx.cluster.host": [f"[{last}]"] * 2}
+
+
 def test_a_finished_run_is_not_done_again_and_a_broken_one_begins_anew(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,3 +208,22 @@ def test_a_finished_run_is_not_done_again_and_a_broken_one_begins_anew(
     row = json.loads(options.output.read_text(encoding="utf-8"))["settings"]["free 1"]["stock"]
     assert list(row["runs"]) == ["seed-1", "seed-2"]
     assert row["to_reward_s"]["of"] == 2
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_ms_swift_trl_and_ours_on_the_same_task(tiny_model: Path, tmp_path: Path) -> None:
+    names = ["stock", "trl", "ours"]
+    command = [sys.executable, str(SCRIPT), "--contestants", *names, "--settings", OWN_CORE, "--seeds", "4"]
+    command += ["--steps", "2", "--max-tokens", "4", "--heldout", "2", "--model", str(tiny_model)]
+    command += ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "out.json")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert result.returncode in (0, 1), result.stderr[-4000:]
+    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["settings"][OWN_CORE]
+    assert list(rows) == names
+    for name, row in rows.items():
+        assert f"own core  {name:<18}" in result.stdout
+        run = row["runs"]["seed-4"]
+        assert 0 < run["step_ends_s"][0] < run["step_ends_s"][1] < run["command_s"] - run["load_s"]
+        assert 0 < run["tokens_per_s"] <= run["steps_per_h"] / 3600 * 32 * 4
+        assert len(run["train_rewards"]) == 2
+        assert "0" in run["heldout_rewards"]

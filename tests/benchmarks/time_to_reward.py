@@ -90,7 +90,9 @@ class Runs:
     def __init__(self, options: argparse.Namespace) -> None:
         self.task = Task(options.model.resolve(), options.steps, options.max_tokens)
         self.limit = options.heldout
-        self.folder = options.work.resolve() / f"steps-{options.steps}-tokens-{options.max_tokens}"
+        parts = [self.task.model.name, f"steps-{options.steps}", f"tokens-{options.max_tokens}"]
+        parts += [] if options.heldout is None else [f"heldout-{options.heldout}"]
+        self.folder = options.work.resolve() / "-".join(parts)
         self._evaluate: Callable[[Path | None], float] | None = None
 
     def folder_of(self, setting: str, name: str, seed: int) -> Path:
