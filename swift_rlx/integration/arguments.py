@@ -25,6 +25,7 @@ from swift_rlx.errors import ConfigError, PluginError, RlxError
 from swift_rlx.integration.algorithm_table import ALGORITHMS, NAMES, resolve
 from swift_rlx.integration.engine_options import defaults_of, engine_options, refuse_replaced
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
+from swift_rlx.integration.placement import settle_devices
 from swift_rlx.registry import one_line
 
 TRACEBACK_VARIABLE = "SWIFT_RLX_TRACEBACK"
@@ -74,6 +75,7 @@ def widen(base: type) -> type:
         rlhf_type: choices = "dpo"  # type: ignore[valid-type]
         rlx_type: str | None = field(default=None, init=False)
         rlx_engine_options: dict | None = field(default=None, init=False)
+        rlx_worker_devices: list | None = field(default=None, init=False)
 
         def __post_init__(self) -> None:
             if self.rlhf_type in NAMES:
@@ -129,6 +131,8 @@ def _become_ours(args: Any) -> None:
     if args.async_rollout:
         refuse_replaced(args, defaults, algorithm.name)
     args.rlx_engine_options = engine_options(args, defaults)
+    if args.async_rollout:
+        settle_devices(args)
     args.rlhf_type = "grpo"
 
 
@@ -157,7 +161,7 @@ def _refuse_our_fields(args: Any) -> None:
 def _as_the_user_wrote_it(args: Any) -> Iterator[None]:
     """Within the context `args.__dict__` shows the user's rlhf_type; for stock types, nothing of ours."""
     before = dict(args.__dict__)
-    for name in ("rlx_type", "rlx_engine_options"):
+    for name in ("rlx_type", "rlx_engine_options", "rlx_worker_devices"):
         args.__dict__.pop(name, None)
     if before.get("rlx_type") is None:
         for name in FIELD_NAMES:

@@ -44,7 +44,9 @@ REFUSALS = (
     Refusal("teacher_model", _is_set, "distillation from a teacher is --rlhf_type gkd or grpo"),
     Refusal("teacher_model_server", _is_set, "distillation from a teacher is --rlhf_type gkd or grpo"),
     Refusal("rollout_importance_sampling_mode", _is_set, "use --off_policy_correction"),
-    Refusal("log_rollout_offpolicy_metrics", _is_set, "{name} logs its own offpolicy/ metrics; drop the flag"),
+    Refusal(
+        "log_rollout_offpolicy_metrics", _is_set, "{name} logs its own offpolicy/ metrics; drop the flag"
+    ),
     Refusal(
         "async_generate",
         _is_set,

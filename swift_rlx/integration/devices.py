@@ -13,11 +13,13 @@ SHARED_MEMORY_SHARE = 0.45
 class Machine:
     """What there is: the accelerators that this node's processes may use, in order, and the training ranks on it.
 
-    Rank r trains on `accelerators[r]`, as torchrun and ms-swift place it. Empty: the CPU.
+    Rank r trains on `accelerators[r]`, as torchrun and ms-swift place it. Empty: the CPU. `is_restricted`: the user
+    named them with CUDA_VISIBLE_DEVICES, so that there may be more, for the workers.
     """
 
     accelerators: tuple[str, ...]
     ranks: int
+    is_restricted: bool = False
 
 
 def place_workers(
@@ -44,7 +46,8 @@ def place_workers(
         return [()] * workers
     taken = machine.accelerators[: machine.ranks]
     given = tuple(wanted) or machine.accelerators[machine.ranks :]
-    if unknown := [device for device in given if device not in machine.accelerators]:
+    unknown = [device for device in given if device not in machine.accelerators]
+    if unknown and not machine.is_restricted:
         raise ConfigError(
             f"--rollout_devices {','.join(wanted)} is refused: accelerator {unknown[0]} is not among the visible ones"
             f" ({','.join(machine.accelerators)})"
@@ -63,6 +66,19 @@ def place_workers(
             " --rollout_devices"
         )
     return [tuple(given[at : at + per_worker]) for at in range(0, needed, per_worker)]
+
+
+def training_devices(
+    machine: Machine, wanted: Sequence[str], workers: Sequence[Sequence[str]]
+) -> tuple[str, ...]:
+    """What the training processes may see, so that none of them spreads over the workers' accelerators.
+
+    With `--rollout_devices` all the others: ms-swift splits a model over them where there are more than ranks. Without
+    it, or with shared ones, one a rank.
+    """
+    taken = {device for worker in workers for device in worker}
+    others = tuple(device for device in machine.accelerators if device not in taken)
+    return others if wanted and len(others) >= machine.ranks else machine.accelerators[: machine.ranks]
 
 
 def _no_room(machine: Machine, taken: Sequence[str], shared: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ class RLXConfig(RLXFields, GRPOConfig):
 
     rlx_type: str | None = None
     rlx_engine_options: dict | None = None
+    rlx_worker_devices: list | None = None
     beta: float | None = None
     gamma: float = 1.0
     attn_impl: str | None = None
@@ -65,5 +66,6 @@ class RLXConfig(RLXFields, GRPOConfig):
         """Change fields of the pipeline before it starts. Raises ConfigError as `--async_rollout` and its flags do."""
         for name, value in fields.items():
             setattr(self, name, value)
+        self.rlx_worker_devices = None
         resolve_rollout(self, FIELD_DEFAULTS)
         self._take_engine_options()

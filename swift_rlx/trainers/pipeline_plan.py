@@ -11,19 +11,18 @@ import torch
 from swift.utils import get_logger
 from torch import nn
 
-from swift_rlx.backends import Backend, EngineSpec, WeightUpdate
+from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightUpdate
 from swift_rlx.backends.vllm_contract import why_not
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import ConfigError
-from swift_rlx.integration.devices import Machine, place_workers
-from swift_rlx.integration.rollout_fields import device_ids, visible_devices
+from swift_rlx.integration.placement import this_machine, worker_devices
 from swift_rlx.integration.worker_model import is_resized, vocabulary_of
 from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
 from swift_rlx.trainers.group_scoring import GroupScorer, SpreadFilter
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
-from swift_rlx.types import PolicyVersion
+from swift_rlx.types import PolicyVersion, SamplingParams
 
 logger = get_logger()
 BEFORE_FIRST = PolicyVersion(-1, 0)
@@ -53,7 +52,7 @@ def choose_backend(wanted: str, is_multimodal: bool, has_accelerator: bool = Fal
     return "transformers" if reason else "vllm"
 
 
-def rollout_config(trainer: Any, sampling: Any, version: PolicyVersion) -> RolloutConfig:
+def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
     """The scheduler's settings, in its own units."""
     args = trainer.args
     per_generation = args.steps_per_generation * trainer.num_iterations
@@ -71,7 +70,8 @@ def rollout_config(trainer: Any, sampling: Any, version: PolicyVersion) -> Rollo
         steps_per_batch=max(1, per_generation // args.gradient_accumulation_steps),
         batches_per_step=max(1, args.gradient_accumulation_steps // per_generation),
         max_batches=total - picked,
-        max_inflight=args.rollout_max_inflight or 32,
+        max_inflight=args.rollout_max_inflight or args.rlx_engine_options.get("max_num_seqs"),
+        target_latency_s=args.rollout_target_latency_s,
         weight_update=None if args.weight_update == "auto" else WeightUpdate(args.weight_update),
         train_order=TrainOrder(args.train_order),
         stale_tokens=StaleTokens(args.stale_tokens),
@@ -95,7 +95,7 @@ def epoch_order(trainer: Any) -> EpochOrder:
     )
 
 
-def engine_specs(trainer: Any, name: str) -> tuple[EngineSpec, ...]:
+def engine_specs(trainer: Any, name: str, config: RolloutConfig) -> tuple[EngineSpec, ...]:
     """One description a worker. Raises ConfigError where there is no accelerator for it."""
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     options = dict(args.rlx_engine_options)
@@ -104,9 +104,11 @@ def engine_specs(trainer: Any, name: str) -> tuple[EngineSpec, ...]:
             f"{', '.join(f'vllm {key}={value}' for key, value in options.items())} has no effect: the rollout workers"
             f" run {name}; drop it or use --rollout_backend vllm"
         )
-    devices = _devices(args, options)
-    max_inflight = args.rollout_max_inflight or int(options.pop("max_num_seqs", 0)) or 32
-    config = model.peft_config["default"] if hasattr(model, "peft_config") else None
+    devices = args.rlx_worker_devices
+    if devices is None:  # an RLXConfig made in Python
+        devices = worker_devices(args, this_machine(args.use_cpu))
+    not_for_engine = ("max_model_len", "max_num_seqs")  # the spec has them
+    adapter = model.peft_config["default"] if hasattr(model, "peft_config") else None
     info, needs_swift = trainer.template.model_info, _needs_swift(trainer)
     return tuple(
         EngineSpec(
@@ -116,12 +118,12 @@ def engine_specs(trainer: Any, name: str) -> tuple[EngineSpec, ...]:
             loader=SWIFT_LOADER if needs_swift else None,
             loader_options=_loader_options(trainer) | {"num_devices": len(ids)} if needs_swift else {},
             dtype=str(_dtype(model)).removeprefix("torch."),
-            devices=ids,
+            devices=tuple(ids),
             max_model_len=options.get("max_model_len") or info.max_model_len,
-            max_inflight=max_inflight,
-            max_adapter_rank=max(16, getattr(config, "r", 0) or 0) if config is not None else 0,
+            max_inflight=config.most_inflight(args.rollout_workers),
+            max_adapter_rank=max(16, getattr(adapter, "r", 0) or 0) if adapter is not None else 0,
             seed=args.seed,
-            options={k: v for k, v in options.items() if k != "max_model_len"}
+            options={k: v for k, v in options.items() if k not in not_for_engine}
             | (
                 {"weight_update": args.weight_update}
                 if name == "vllm" and args.weight_update != "auto"
@@ -129,19 +131,6 @@ def engine_specs(trainer: Any, name: str) -> tuple[EngineSpec, ...]:
             ),
         )
         for ids in devices
-    )
-
-
-def _devices(args: Any, options: dict[str, Any]) -> list[tuple[str, ...]]:
-    count = 0 if args.use_cpu else torch.cuda.device_count()
-    visible = visible_devices() or tuple(str(at) for at in range(count))
-    machine = Machine(visible[:count] if count else (), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return place_workers(
-        machine,
-        args.rollout_workers,
-        device_ids(args.rollout_devices),
-        int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1)),
-        options.get("gpu_memory_utilization"),
     )
 
 
@@ -173,50 +162,68 @@ def _loader_options(trainer: Any) -> dict[str, Any]:
 def start_pipeline(trainer: Any) -> None:
     """On all ranks: export the first weights; on rank 0: start workers on them, and the scheduler."""
     share_cores(trainer)
-    state, is_main = trainer.rollout_state, trainer.accelerator.is_main_process
-    incarnation = 0 if state is None else state.incarnation + 1
-    version = PolicyVersion(incarnation, trainer.state.global_step)
-    name = choose_backend(
-        trainer.args.rollout_backend, trainer.is_multimodal, trainer.accelerator.device.type != "cpu"
-    )
+    args, state, is_main = trainer.args, trainer.rollout_state, trainer.accelerator.is_main_process
+    has_accelerator = trainer.accelerator.device.type != "cpu"
+    name = choose_backend(args.rollout_backend, trainer.is_multimodal, has_accelerator)
     if trainer.is_multimodal:  # a template that cannot be used is refused before anything is started
         trainer.encoder.prompt(dict(trainer.train_dataset[0]), 0, 0)
-    specs = engine_specs(trainer, name)
+    config = rollout_config(trainer, trainer.encoder.sampling())
+    specs = engine_specs(trainer, name, config)
     trainer.prepare_export(name, specs[0].max_adapter_rank)
-    trainer.policy_version = version
+    trainer.policy_version = PolicyVersion(
+        0 if state is None else state.incarnation + 1, trainer.state.global_step
+    )
     trainer.weight_directory = _weight_directory(trainer) if is_main else None
-    first = trainer.export_weights(version)
-    if not is_main:
-        return
+    first = trainer.export_weights(trainer.policy_version)
+    if is_main:
+        plan = PipelinePlan(
+            config=config,
+            specs=specs,
+            environments=tuple(worker_environment(spec) for spec in specs),
+            version=trainer.policy_version,
+            columns=tuple(trainer.reward_func_names),
+            run_directory=run_directory(trainer),
+        )
+        trainer.pipeline = _pipeline(trainer, plan, first)
+
+
+def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPipeline:
+    state, dataset = trainer.rollout_state, trainer.train_dataset
     rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
     scorer = GroupScorer(rewards, trainer.encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env)
-    position = 0 if state is None else state.admitted
-    dataset = trainer.train_dataset
+    monitor = trainer.start_monitor(plan.run_directory, len(plan.specs), plan.config.max_inflight)
+    scorer.on_scored = monitor.scored
 
     def encode(row: int, epoch: int) -> Any:
         return trainer.encoder.prompt(dict(dataset[row]), row, epoch)
 
-    sampling = trainer.encoder.sampling()
-    plan = PipelinePlan(
-        config=rollout_config(trainer, sampling, version),
-        specs=specs,
-        environments=tuple(worker_environment(spec) for spec in specs),
-        version=version,
-        columns=tuple(trainer.reward_func_names),
-        run_directory=run_directory(trainer),
-    )
-    prompts = EpochPrompts(epoch_order(trainer), encode, position)
-    monitor = trainer.start_monitor(plan.run_directory, len(specs), trainer.args.rollout_max_inflight)
-    scorer.on_scored = monitor.scored
-    trainer.pipeline = RolloutPipeline(
-        plan, trainer.weight_directory, first, prompts, scorer, monitor, state, encode, conversing(trainer)
+    return RolloutPipeline(
+        plan,
+        trainer.weight_directory,
+        first,
+        EpochPrompts(epoch_order(trainer), encode, 0 if state is None else state.admitted),
+        scorer,
+        monitor,
+        state,
+        encode,
+        conversing(trainer),
     )
 
 
 def spread_filter(trainer: Any) -> SpreadFilter | None:
-    """What `--dynamic_sample` turns away."""
+    """What `--dynamic_sample` turns away. Raises ConfigError where rewards come in too late to tell."""
     if not trainer.dynamic_sample:
         return None
+    late = [
+        name
+        for name, reward in zip(trainer.reward_func_names, trainer.reward_funcs, strict=False)
+        if isinstance(reward, nn.Module) or reward.spec.scope == "batch"
+    ]
+    if late or trainer.use_gym_env:
+        raise ConfigError(
+            f"--dynamic_sample true cannot be used in the pipeline with {', '.join(late) or 'an environment'}, which"
+            " rewards only when a batch is picked up; drop it, or use --async_rollout false"
+        )
     return SpreadFilter(
         trainer.reward_weights, trainer.max_resample_times * epoch_order(trainer).batch_prompts
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from swift_rlx.errors import ConfigError
-from swift_rlx.integration.devices import SHARED_MEMORY_SHARE, Machine, place_workers
+from swift_rlx.integration.devices import SHARED_MEMORY_SHARE, Machine, place_workers, training_devices
 
 CPU = Machine((), ranks=1)
 REMEDIES = (
@@ -105,3 +105,23 @@ def test_too_few_cards_for_the_workers_are_refused(
         in sentence
     )
     assert "lower --rollout_workers or --vllm_tensor_parallel_size" in sentence
+
+
+def test_training_processes_do_not_see_the_cards_of_the_workers() -> None:
+    eight = machine(8, 4)
+    assert training_devices(eight, (), [("4",), ("5",)]) == ("0", "1", "2", "3")
+    assert training_devices(eight, ("6", "7"), [("6",), ("7",)]) == ("0", "1", "2", "3", "4", "5")
+    one_process = machine(4, 1)
+    assert training_devices(one_process, (), [("1",)]) == ("0",)
+    assert training_devices(one_process, ("3",), [("3",)]) == ("0", "1", "2"), "ms-swift splits a large model"
+
+
+def test_training_keeps_a_card_that_it_shares_with_a_worker() -> None:
+    assert training_devices(machine(1, 1), (), [("0",)]) == ("0",)
+    assert training_devices(machine(2, 2), ("1",), [("1",)]) == ("0", "1")
+
+
+def test_cards_beyond_the_visible_ones_are_taken_at_the_users_word() -> None:
+    restricted = Machine(("0", "1"), ranks=2, is_restricted=True)
+    assert place_workers(restricted, 2, ("4", "5")) == [("4",), ("5",)]
+    assert training_devices(restricted, ("4", "5"), [("4",), ("5",)]) == ("0", "1")

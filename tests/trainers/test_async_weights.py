@@ -1,6 +1,7 @@
 """The workers serve what was published: their answers are those of a model built from the published files."""
 
 import asyncio
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_workers_serve_the_published_weights_and_the_reward_rises(
 
     models = [published_model(base, files) for files in published.files]
     ours = [logprobs_of(model, PROBE) for model in models]
-    moved = [np.abs(new - old).max() for old, new in zip(ours, ours[1:], strict=False)]
+    moved = [np.abs(new - old).max() for old, new in itertools.pairwise(ours)]
     assert sum(distance > 0.1 for distance in moved) >= 3, moved
     for number, model in enumerate(models):
         answer = published.answers[number]
