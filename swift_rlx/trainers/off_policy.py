@@ -161,7 +161,9 @@ class OffPolicyMixin:
         metrics = self._metrics["train"]
         for name in TOTALS:
             metrics[f"offpolicy/{name}"].append(getattr(total, name))
-        parts = {f"staleness_{bucket}": meter.summary(bucket) for bucket in buckets_within(self.args.max_staleness)}
+        parts = {
+            f"staleness_{bucket}": meter.summary(bucket) for bucket in buckets_within(self.args.max_staleness)
+        }
         for bucket, part in parts.items():
             metrics[f"offpolicy/{bucket}/share"].append(part.tokens / total.tokens if part else 0.0)
         parts |= {sign: meter.summary(sign) for sign in ("positive", "negative")}
