@@ -16,11 +16,11 @@ from swift_rlx.algorithms import (
 )
 from swift_rlx.trainers.batch import RLXBatch, Rollout
 from swift_rlx.trainers.off_policy import per_token
-from swift_rlx.trainers.on_policy import OnPolicyTrainer
+from swift_rlx.trainers.rlx_trainer import RLXTrainer
 from swift_rlx.trainers.policy_gradient import PolicyLoss
 
 
-class _TokenTrainer(OnPolicyTrainer):
+class _TokenTrainer(RLXTrainer):
     """PPO-clip per token, averaged over the tokens of the whole optimizer step."""
 
     loss_unit: ClassVar[Literal["row", "token"]] = "token"

@@ -6,11 +6,11 @@ import torch
 
 from swift_rlx.algorithms import loo_advantages, sequence_kl, sequence_ppo_loss
 from swift_rlx.trainers.batch import RLXBatch, Rollout
-from swift_rlx.trainers.on_policy import OnPolicyTrainer
+from swift_rlx.trainers.rlx_trainer import RLXTrainer
 from swift_rlx.trainers.policy_gradient import PolicyLoss
 
 
-class RLOOTrainer(OnPolicyTrainer):
+class RLOOTrainer(RLXTrainer):
     """One action is the whole completion: its log-prob is the token sum, with no length or std division.
 
     R'_i = R_i - beta sum_t (log pi_old - log pi_ref), A_i = R'_i - mean of the other R'_j of its prompt, and

@@ -1,4 +1,4 @@
-"""The base of all our trainers: strictly on-policy, evaluated on every row once, resumed without loss."""
+"""The base of all our trainers: fed by the pipeline or strictly on-policy, evaluated on every row once, resumed."""
 
 from typing import Any, ClassVar
 
@@ -16,10 +16,10 @@ from swift_rlx.trainers.process_group import ProcessGroupMixin
 from swift_rlx.trainers.resume import ResumeMixin
 
 
-class OnPolicyTrainer(
+class RLXTrainer(
     ProcessGroupMixin, MonitoringMixin, AsyncRolloutMixin, ResumeMixin, EvaluationMixin, PolicyGradientTrainer
 ):
-    """Each generation batch is sampled by the weights that its first optimizer step starts from.
+    """Trains on batches of the asynchronous pipeline, or samples each by the weights that it then trains.
 
     `model` and `template` are ms-swift's (`swift.get_model_processor`, `swift.get_template`), `args` an RLXConfig,
     `train_dataset` has the column `messages`, and `reward_funcs` are names, functions or objects. Further
