@@ -26,11 +26,6 @@ class Span(NamedTuple):
 
 def sampling_parameters(request: GenerationRequest) -> Any:
     """vLLM's `SamplingParams`. Raises `BackendRejected` for what vLLM does not take."""
-    if request.sampling.barred_token_ids:
-        raise BackendRejected(
-            f"request '{request.request_id}' is refused: the vLLM engine bars no tokens;"
-            " leave barred_token_ids away"
-        )
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind
@@ -47,7 +42,7 @@ def sampling_parameters(request: GenerationRequest) -> Any:
             seed=sampling.seed,
             stop=list(sampling.stop),
             stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,  # an answer ends where its sampling says, and nowhere else
+            logit_bias=dict.fromkeys(sampling.barred_token_ids, float("-inf")) or None,
             logprobs=0,  # of the sampled token alone
             flat_logprobs=True,
             detokenize=bool(sampling.stop),

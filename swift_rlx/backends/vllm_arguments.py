@@ -38,7 +38,6 @@ FIXED = {
     "logprobs_mode": "log-probs are those of the sampling that was used",
     "enable_lora": "it follows from what is trained",
     "weight_transfer_config": "use weight_transfer",
-    "generation_config": "the sampling is the trainer's",
     "disable_log_stats": "nobody reads them",
 }
 """Arguments of vLLM that follow from the run, and why they cannot be given."""
@@ -103,13 +102,11 @@ def _choice(kind: type[Any], option: str, value: object) -> Any:
 
 
 def _fixed(spec: EngineSpec) -> dict[str, Any]:
-    # An answer ends where its sampling says, and nowhere else; vLLM would read further stop tokens from the model.
     return {
         "model": spec.model,
         "dtype": spec.dtype,
         "seed": spec.seed,
         "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",
         "disable_log_stats": True,
     }
 

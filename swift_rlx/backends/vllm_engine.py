@@ -1,7 +1,8 @@
 """The rollout engine `vllm`: vLLM's asynchronous engine, in a worker process of ours.
 
 Continuous batching, prefix caching, log-probs of the sampling that was used, and weights that change under answers in
-flight (`vllm_weights.py`). On a CPU and on GPUs; what differs is in `vllm_environment.py` and `vllm_arguments.py`.
+flight (`vllm_weights.py`). An answer ends at the model's own end tokens, those of its generation config and tokenizer,
+and where its sampling says. On a CPU and on GPUs; what differs is in `vllm_environment.py` and `vllm_arguments.py`.
 """
 
 from __future__ import annotations

@@ -258,20 +258,19 @@ def test_an_answer_ends_at_the_tokens_and_words_that_end_it_and_holds_them(run, 
     assert len(ended.logprobs) == ended.num_tokens
 
 
-def test_the_models_own_end_token_ends_an_answer_only_where_it_is_asked_to(run, start):
-    end = int(start.config.eos_token_id)
-
-    async def several(**sampling):
-        tasks = [run.start(seed=seed, max_tokens=200, **sampling) for seed in range(8)]
-        return await asyncio.gather(*tasks)
-
-    free = run.run(several())
-    [seed, *_] = [at for at, answer in enumerate(free) if end in answer.token_ids[:-1]]
-    assert free[seed].finish_reason is FinishReason.LENGTH
-    ended = run.run(several(stop_token_ids=(end,)))[seed]
-    assert ended.finish_reason is FinishReason.STOP
-    first = free[seed].token_ids.tolist().index(end)
-    assert ended.token_ids.tolist() == free[seed].token_ids[: first + 1].tolist()
+def test_a_barred_token_is_never_sampled_and_the_logprobs_know(run, start):
+    free = run.answer(temperature=0.7, seed=6, max_tokens=30)
+    barred = tuple(sorted(set(free.token_ids.tolist())))
+    answer = run.answer(temperature=0.7, seed=6, max_tokens=30, barred_token_ids=barred)
+    assert not set(answer.token_ids.tolist()) & set(barred)
+    whole = np.concatenate([PROMPT, answer.token_ids])
+    logits = logits_of(start, whole)[len(PROMPT) - 1 : -1] / 0.7
+    logits[:, list(barred)] = -torch.inf
+    expected = torch.log_softmax(logits, -1)[
+        torch.arange(30), torch.tensor(answer.token_ids.astype(np.int64))
+    ]
+    assert np.abs(answer.logprobs - expected.numpy()).max() < 1e-3
+    assert np.abs(answer.logprobs - score_answer(start, answer, temperature=0.7)).max() > 0.05
 
 
 def test_times_are_in_order_and_of_the_clock_that_all_processes_share(run, start):

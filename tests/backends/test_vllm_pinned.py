@@ -28,7 +28,7 @@ from vllm_runs import (
 
 from swift_rlx.backends.vllm_processes import engine_processes
 from swift_rlx.errors import WorkerDied
-from swift_rlx.types import PolicyVersion
+from swift_rlx.types import FinishReason, PolicyVersion
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 VERSIONS = 6
@@ -36,7 +36,7 @@ VERSIONS = 6
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("pinned") / "model", tied=True)
+    return save_model(tmp_path_factory.mktemp("pinned") / "model", tied=True, ends=True)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,26 @@ def test_every_answer_is_made_by_the_version_that_it_began_with(run, base, tmp_p
     assert np.abs(run.run(run.engine.logprobs(PROBE)) - score(policy, PROBE)).max() < 1e-4
 
 
+def test_an_answer_ends_at_the_models_own_end_token_and_holds_it(run, base):
+    end = load(base).config.eos_token_id
+
+    async def go():
+        return await asyncio.gather(*(run.start(seed=seed, max_tokens=200) for seed in range(16)))
+
+    answers = run.run(go())
+    ended = [answer for answer in answers if answer.finish_reason is FinishReason.STOP]
+    assert len(ended) > 1
+    assert all(answer.token_ids.tolist().index(end) == answer.num_tokens - 1 for answer in ended)
+    assert all(end not in answer.token_ids for answer in answers if answer not in ended)
+
+
 def test_a_killed_inner_process_is_noticed_at_once_and_the_tokens_are_counted_as_lost(run):
     """The last test of the file: the engine is gone after it."""
     [core] = [pid for pid, title in engine_processes().items() if "EngineCore" in title]
+    long = [seed for seed in range(16) if run.answer(seed=seed, max_tokens=230).num_tokens == 230][:3]
 
     async def go():
-        tasks = [run.start(seed=seed, max_tokens=230) for seed in range(3)]
+        tasks = [run.start(seed=seed, max_tokens=230) for seed in long]
         await asyncio.sleep(0.3)
         os.kill(core, signal.SIGKILL)
         killed = time.monotonic()

@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift_rlx.backends import EngineSpec, GenerationRequest, WeightUpdate
+from swift_rlx.backends import EngineSpec, WeightUpdate
 from swift_rlx.backends import vllm_contract as contract
 from swift_rlx.backends.vllm_adapter import adapter_fault
-from swift_rlx.backends.vllm_answer import Span, policy_steps, sampling_parameters
+from swift_rlx.backends.vllm_answer import Span, policy_steps
 from swift_rlx.backends.vllm_arguments import MIN_KV_BYTES, WeightTransfer, engine_arguments, kv_cache_bytes
 from swift_rlx.backends.vllm_device_transfer import Order, Orders, read_order, write_order
 from swift_rlx.backends.vllm_environment import environment
 from swift_rlx.backends.vllm_plugin import register
 from swift_rlx.backends.vllm_weight_files import shapes, weights_fault
-from swift_rlx.errors import BackendError, BackendRejected, ConfigError
-from swift_rlx.types import Prompt, SamplingParams
+from swift_rlx.errors import BackendError, ConfigError
 
 KNOWN = {"gpu_memory_utilization", "max_num_seqs", "enforce_eager", "max_lora_rank", "max_model_len"}
 CONFIG = {
@@ -178,13 +177,6 @@ def test_spans_become_the_step_of_each_token():
     assert policy_steps([], 0).tolist() == []
     with pytest.raises(BackendError, match="which weights made 1 of 3 tokens"):
         policy_steps([Span("0.1", 0, 2)], 3)
-
-
-def test_barred_tokens_are_refused_because_they_would_be_sampled():
-    prompt = Prompt(index=0, token_ids=np.array([1, 2]))
-    request = GenerationRequest("one", prompt, member=0, sampling=SamplingParams(barred_token_ids=(3,)))
-    with pytest.raises(BackendRejected, match="'one' is refused: the vLLM engine bars no tokens"):
-        sampling_parameters(request)
 
 
 def test_names_and_shapes_are_read_from_shards_and_from_an_index(tmp_path):

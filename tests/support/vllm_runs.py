@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,11 +26,16 @@ PROBE = np.arange(10, 50, dtype=np.int32)
 PROMPT = np.arange(40, 60, dtype=np.int32)
 
 
-def save_model(folder: Path, *, tied: bool) -> Path:
-    """A random llama of a size that vLLM's CPU build can run."""
+def save_model(folder: Path, *, tied: bool, ends: bool = False) -> Path:
+    """A random llama of a size that vLLM's CPU build can run, by default without a token that ends an answer."""
     save_tiny_llama(
         folder, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=tied
     )
+    if not ends:
+        for name, key in (("generation_config", "eos_token_id"), ("tokenizer_config", "eos_token")):
+            values = json.loads((folder / f"{name}.json").read_text())
+            del values[key]
+            (folder / f"{name}.json").write_text(json.dumps(values))
     return folder
 
 
