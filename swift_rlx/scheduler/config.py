@@ -41,9 +41,10 @@ class RolloutConfig:
     max_staleness: int = 2
     """Optimizer steps: strict bound for every trained token, when its batch is picked up."""
     steps_per_batch: int = 1
-    """Optimizer steps that the trainer makes with a generation batch."""
+    """Optimizer steps that the trainer makes with a generation batch, rounded down where batches differ."""
     batches_per_step: int = 1
-    """Generation batches that the trainer picks up for one optimizer step; above 1 only with `steps_per_batch` 1."""
+    """Generation batches that the trainer picks up for one optimizer step, rounded up where steps differ; above 1 only
+    with `steps_per_batch` 1."""
     max_batches: int | None = None
     """Generation batches that will be picked up, after a restart those that are left; nothing is admitted past them."""
     max_inflight: int | None = None

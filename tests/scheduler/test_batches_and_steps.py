@@ -70,6 +70,34 @@ def test_instant_answers_and_any_pace_never_grow_older_than_the_bound_allows(
     assert {step % steps_per_batch for step in steps_seen} == {0}
 
 
+@pytest.mark.parametrize("bound", range(4))
+@pytest.mark.parametrize(("accumulation", "per_batch"), [(3, 2), (5, 3), (5, 2), (2, 3), (3, 5), (2, 5)])
+def test_ratios_that_are_not_whole_neither_block_nor_pass_the_bound(accumulation, per_batch, bound):
+    """A step takes `accumulation` micro-batches, a generation batch lasts for `per_batch` of them."""
+
+    async def main():
+        config = settings(
+            steps_per_batch=max(1, per_batch // accumulation),
+            batches_per_step=max(1, -(-accumulation // per_batch)),
+            max_staleness=bound,
+        )
+        async with RolloutScheduler(
+            config, [FakeBackend()], IterableSource(prompts(40)), score_one
+        ) as scheduler:
+            micro = 0
+            while True:
+                if micro % per_batch == 0 and await scheduler.next_batch() is None:
+                    return scheduler.statistics()
+                await asyncio.sleep(0.3)
+                micro += 1
+                if micro % accumulation == 0:
+                    scheduler.publish(None)
+
+    stats = run_virtual(main())
+    assert stats.trained == 40
+    assert max(stats.staleness) <= bound
+
+
 def test_at_staleness_0_all_batches_of_a_step_are_generated_at_once():
     books = Capacity(settings(max_staleness=0, batches_per_step=3, shape_capacity=True))
     assert books.room() == 6
