@@ -32,14 +32,18 @@ def probed(files: WeightFiles, model: Any) -> WeightFiles:
     return WeightFiles(files.kind, files.directory, Probe(PROBE, score(model, PROBE), tolerance=1e-3))
 
 
-def case(weights: list[WeightFiles]) -> EngineCase:
+def case(model: Any, weights: list[WeightFiles]) -> EngineCase:
     return EngineCase(
-        vocabulary=300, max_model_len=MAX_MODEL_LEN, prompt=tuple(range(40, 50)), weights=weights
+        vocabulary=300,
+        max_model_len=MAX_MODEL_LEN,
+        prompt=tuple(range(40, 50)),
+        ends=(model.config.eos_token_id,),
+        weights=weights,
     )
 
 
 def test_vllm_in_a_worker_process_keeps_the_rules(tmp_path: Path):
-    folder = save_model(tmp_path / "model", tied=True)
+    folder = save_model(tmp_path / "model", tied=True, ends=True)
     model, weights = load(folder), []
     for step in (1, 2, 3):
         move(model, seed=step)
@@ -51,11 +55,11 @@ def test_vllm_in_a_worker_process_keeps_the_rules(tmp_path: Path):
         await worker.start()
         return worker
 
-    check_engine(start, case(weights))
+    check_engine(start, case(model, weights))
 
 
 def test_vllm_with_pinned_adapters_keeps_the_rules(tmp_path: Path):
-    folder = save_model(tmp_path / "model", tied=False)
+    folder = save_model(tmp_path / "model", tied=False, ends=True)
     policy, weights = with_adapter(load(folder)), []
     for step in (1, 2, 3):
         move_adapter(policy, seed=step)
@@ -68,4 +72,4 @@ def test_vllm_with_pinned_adapters_keeps_the_rules(tmp_path: Path):
         max_adapter_rank=4,
         options={"weight_update": "pin"},
     )
-    check_engine(lambda: create(spec), case(weights))
+    check_engine(lambda: create(spec), case(policy, weights))
