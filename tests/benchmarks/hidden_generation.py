@@ -113,6 +113,7 @@ def main() -> int:
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",
+            "load": round(os.getloadavg()[2], 1),
         },
         "train_s": options.train_s,
         "generate_to_train": GENERATE_TO_TRAIN,
