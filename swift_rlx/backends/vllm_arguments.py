@@ -125,6 +125,8 @@ def _defaults(spec: EngineSpec) -> dict[str, Any]:
         chosen["tensor_parallel_size"] = len(spec.devices) // size
     else:
         chosen["enforce_eager"] = True
+        # A prompt that is read in parts makes vLLM step an answer's random numbers back, which a CPU's cannot.
+        chosen["enable_chunked_prefill"] = False
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ and (kv_bytes := kv_cache_bytes(spec)):
             chosen["kv_cache_memory_bytes"] = kv_bytes
     return chosen
