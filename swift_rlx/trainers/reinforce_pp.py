@@ -16,8 +16,8 @@ from swift_rlx.algorithms import (
 )
 from swift_rlx.trainers.batch import RLXBatch, Rollout
 from swift_rlx.trainers.off_policy import per_token
-from swift_rlx.trainers.rlx_trainer import RLXTrainer
 from swift_rlx.trainers.policy_gradient import PolicyLoss
+from swift_rlx.trainers.rlx_trainer import RLXTrainer
 
 
 class _TokenTrainer(RLXTrainer):

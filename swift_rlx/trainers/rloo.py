@@ -6,8 +6,8 @@ import torch
 
 from swift_rlx.algorithms import loo_advantages, sequence_kl, sequence_ppo_loss
 from swift_rlx.trainers.batch import RLXBatch, Rollout
-from swift_rlx.trainers.rlx_trainer import RLXTrainer
 from swift_rlx.trainers.policy_gradient import PolicyLoss
+from swift_rlx.trainers.rlx_trainer import RLXTrainer
 
 
 class RLOOTrainer(RLXTrainer):

@@ -24,7 +24,10 @@ def keep_sampled_only(samples: Sequence[Any], encoded: Sequence[dict[str, Any]])
         for row in range(mask_BT.shape[0]):
             sample = samples[at]
             places = sampled_places(
-                ids_BT[row].tolist(), mask_BT[row].tolist(), sample.response_token_ids, sample.response_loss_mask
+                ids_BT[row].tolist(),
+                mask_BT[row].tolist(),
+                sample.response_token_ids,
+                sample.response_loss_mask,
             )
             kept[row, places] = 1
             at += 1

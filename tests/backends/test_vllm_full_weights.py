@@ -112,7 +112,9 @@ def test_a_seed_gives_the_same_answer_whatever_runs_beside_it(run, start):
 def test_prompts_longer_together_than_a_step_reads_are_answered(run, start):
     async def together() -> list[Any]:
         long = [np.arange(10 + n, 200 + n, dtype=np.int32) for n in range(8)]
-        return await asyncio.gather(*(run.start(prompt, seed=n, max_tokens=4) for n, prompt in enumerate(long)))
+        return await asyncio.gather(
+            *(run.start(prompt, seed=n, max_tokens=4) for n, prompt in enumerate(long))
+        )
 
     assert [len(one.token_ids) for one in run.run(together())] == [4] * 8
 

@@ -124,7 +124,7 @@ def test_a_flag_of_ms_swifts_own_generation_is_refused_with_what_replaces_it(
 
 
 @pytest.mark.parametrize(
-    "flag", set(REPLACED) - {"use_vllm", "vllm_mode", "vllm_server_base_url", "vllm_server_host"}
+    "flag", sorted(set(REPLACED) - {"use_vllm", "vllm_mode", "vllm_server_base_url", "vllm_server_host"})
 )
 def test_without_the_pipeline_it_keeps_its_meaning(flag: str, build: Callable[..., Any]) -> None:
     build(**{flag: STOCK[flag]}, async_rollout=False)

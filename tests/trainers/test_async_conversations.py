@@ -19,7 +19,11 @@ def plugins() -> list[str]:
 
 @pytest.mark.parametrize("loss", ["rloo", "reinforce_pp"])
 def test_turns_are_one_answer_whose_log_probs_are_those_of_the_training(
-    loss: str, tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: str,
+    tiny_model: Path,
+    write_rows: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     picked_up = PickedUp(monkeypatch)
     pipeline_runs.train(

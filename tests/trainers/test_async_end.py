@@ -46,7 +46,11 @@ def test_nothing_is_left(
     command = runs.command(runs.arguments(tiny_model, write_rows(64), output, **options))
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"MASTER_PORT": runs.free_port()}
+            command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"MASTER_PORT": runs.free_port()},
         )
     wait_for_steps(output, 3, process)
     family = psutil.Process(process.pid).children(recursive=True)

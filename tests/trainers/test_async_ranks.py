@@ -36,7 +36,9 @@ def test_two_ranks_train_each_prompt_once_and_log_probs_agree(
     done = runs.swift(options(tiny_model, rows, tmp_path / "out", max_steps=4), **RANKS)
 
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = (tmp_path / "out" / "completions.jsonl").read_text(encoding="utf-8").splitlines()[:4]  # one a step
+    lines = (
+        (tmp_path / "out" / "completions.jsonl").read_text(encoding="utf-8").splitlines()[:4]
+    )  # one a step
     prompts = Counter(prompt for line in lines for prompt in json.loads(line)["prompt"])
     assert len(prompts) == PROMPTS, prompts
     assert set(prompts.values()) == {4}, "each prompt has its four answers, once"
@@ -49,7 +51,14 @@ def test_a_slow_rollout_is_not_waited_for_inside_a_collective(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     done = runs.swift(
-        options(tiny_model, write_rows(PROMPTS), tmp_path / "out", reward_funcs=["slow"], max_steps=1, ddp_timeout=6),
+        options(
+            tiny_model,
+            write_rows(PROMPTS),
+            tmp_path / "out",
+            reward_funcs=["slow"],
+            max_steps=1,
+            ddp_timeout=6,
+        ),
         **RANKS,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -59,7 +68,8 @@ def test_a_failure_of_the_pipeline_reaches_every_rank(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     done = runs.swift(
-        options(tiny_model, write_rows(PROMPTS), tmp_path / "out", reward_funcs=["broken"], max_steps=2), **RANKS
+        options(tiny_model, write_rows(PROMPTS), tmp_path / "out", reward_funcs=["broken"], max_steps=2),
+        **RANKS,
     )
     assert done.returncode != 0
     assert "no verdict today" in done.stderr

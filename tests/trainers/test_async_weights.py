@@ -30,7 +30,9 @@ def published_model(base: Path, files: WeightFiles) -> Any:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     if files.kind is WeightKind.ADAPTER:
         return PeftModel.from_pretrained(model, files.directory).eval()
-    tensors = {k: v for file in Path(files.directory).glob("*.safetensors") for k, v in load_file(file).items()}
+    tensors = {
+        k: v for file in Path(files.directory).glob("*.safetensors") for k, v in load_file(file).items()
+    }
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert all("lm_head" in name for name in missing), "only a tied head may be missing"
@@ -77,7 +79,10 @@ class Published:
     def _ask(self, pipeline: Any) -> None:
         worker, loop = pipeline.workers[0], pipeline.thread.loop
         request = GenerationRequest(
-            f"probe-{len(self.files)}", Prompt(0, PROBE[:20]), 0, SamplingParams(max_tokens=12, temperature=0.0)
+            f"probe-{len(self.files)}",
+            Prompt(0, PROBE[:20]),
+            0,
+            SamplingParams(max_tokens=12, temperature=0.0),
         )
         self.answers.append(asyncio.run_coroutine_threadsafe(worker.generate(request), loop).result(60))
         self.logprobs.append(asyncio.run_coroutine_threadsafe(worker.logprobs(PROBE), loop).result(60))
@@ -107,6 +112,8 @@ def test_workers_serve_the_published_weights_and_the_reward_rises(
         assert np.abs(published.logprobs[number] - ours[number]).max() < 1e-4
     for number in range(1, len(models)):
         if moved[number - 1] > 0.1:
-            assert np.abs(published.logprobs[number] - ours[number - 1]).max() > 0.05, "not told from the last ones"
+            assert np.abs(published.logprobs[number] - ours[number - 1]).max() > 0.05, (
+                "not told from the last ones"
+            )
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.05, rewards
