@@ -132,6 +132,7 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, default=RESULT, help="where the JSON file goes")
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     rounds = sorted(
         (throughput(min(options.completions, 51_200)) for _ in range(options.rounds)),
         key=lambda one: one["per_s"],
@@ -142,6 +143,7 @@ def main() -> int:
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",
+            "load_at_start": round(load, 1),  # processes that want a core, this one not among them
         },
         "limits": {"per_s": MIN_PER_S, "added_ms": MAX_ADDED_MS, "growth_mb": MAX_GROWTH_MB},
         "throughput": median,
