@@ -49,3 +49,13 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def eight_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments are parsed as on a node of eight accelerators, four of which train."""
+    from swift_rlx.integration import placement
+    from swift_rlx.integration.devices import Machine
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "set back after the test")
+    monkeypatch.setattr(placement, "this_machine", lambda use_cpu: Machine(tuple("01234567"), ranks=4))

@@ -68,7 +68,7 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         min_members=trainer.min_group_size,
         max_staleness=args.max_staleness,
         steps_per_batch=max(1, per_generation // args.gradient_accumulation_steps),
-        batches_per_step=max(1, args.gradient_accumulation_steps // per_generation),
+        batches_per_step=-(-args.gradient_accumulation_steps // per_generation),
         max_batches=total - picked,
         max_inflight=args.rollout_max_inflight or args.rlx_engine_options.get("max_num_seqs"),
         target_latency_s=args.rollout_target_latency_s,

@@ -136,7 +136,11 @@ def test_every_argument_of_ms_swift_that_concerns_such_training_is_on_the_page()
     from swift.arguments import rlhf_args
 
     own = [each for each in RLHFArguments.__mro__ if each.__name__ == "RLHFArguments"]
-    concerned = {name for each in own for name in each.__annotations__} - {"rlx_type", "rlx_engine_options"}
+    concerned = {name for each in own for name in each.__annotations__} - {
+        "rlx_type",
+        "rlx_engine_options",
+        "rlx_worker_devices",
+    }
     for owner in ("GRPOArguments", "PPOArguments", "RewardModelArguments", "TeacherModelArguments"):
         concerned |= {field.name for field in dataclasses.fields(getattr(rlhf_args, owner))}
     listed = {name for table in HEADERS["en"] for row in rows("en", table) for name in flags(row[0])}

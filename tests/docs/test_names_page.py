@@ -212,6 +212,7 @@ def rewards_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.usefixtures("rollout_server")
+@pytest.mark.usefixtures("eight_cards")
 @pytest.mark.parametrize("words", swift_commands(read("en", "names")), ids=lambda words: words[-2])
 def test_a_command_of_the_page_is_accepted(
     words: list[str],

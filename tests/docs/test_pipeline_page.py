@@ -66,6 +66,7 @@ def test_both_languages_show_the_same() -> None:
     assert re.findall(r"^##+ ", english, re.MULTILINE) == re.findall(r"^##+ ", chinese, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("eight_cards")
 @pytest.mark.parametrize("words", swift_commands(read("en", "pipeline")), ids=lambda words: words[-2])
 def test_a_command_of_the_page_is_accepted(
     words: list[str], tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path

@@ -277,6 +277,7 @@ def test_an_unknown_flag_is_one_sentence_in_our_runs_only() -> None:
     assert _unknown_flags(ValueError("other"), ["rlhf.py", "--rlhf_type", "rloo"]) is None
 
 
+@pytest.mark.slow
 def test_a_users_mistake_prints_one_sentence_and_a_bug_its_traceback() -> None:
     script = (
         "import swift_rlx._boot as boot; boot.install(); import swift.arguments, sys\n"

@@ -160,6 +160,7 @@ def build(tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> 
     return make
 
 
+@pytest.mark.usefixtures("eight_cards")
 def test_each_field_reaches_the_training_configuration(build: Callable[..., Any]) -> None:
     changes = {**OTHER, "max_staleness": 4}
     config = build(**changes).training_args
@@ -172,11 +173,12 @@ def test_a_bound_of_zero_on_the_command_line_is_no_pipeline(build: Callable[...,
     assert (config.async_rollout, config.max_staleness) == (False, 0)
 
 
+@pytest.mark.usefixtures("eight_cards")
 def test_each_setting_of_the_scheduler_follows_its_field(build: Callable[..., Any]) -> None:
     from swift_rlx.backends import WeightUpdate
     from swift_rlx.scheduler import StaleTokens, TrainOrder
     from swift_rlx.trainers.pipeline_plan import rollout_config
-    from swift_rlx.types import PolicyVersion, SamplingParams
+    from swift_rlx.types import SamplingParams
 
     args = build(max_staleness=4, **OTHER).training_args
 
@@ -192,10 +194,13 @@ def test_each_setting_of_the_scheduler_follows_its_field(build: Callable[..., An
             train_dataset=range(16),
             state=SimpleNamespace(global_step=0, max_steps=2),
         )
-        return rollout_config(trainer, SamplingParams(), PolicyVersion())
+        return rollout_config(trainer, SamplingParams())
 
     found = config()
     assert (found.max_staleness, found.max_inflight) == (4, 8)
+    assert config(rollout_max_inflight=None).max_inflight is None, "adapted"
+    assert config(rollout_target_latency_s=5.0).target_latency_s == 5.0
+    assert config(rollout_max_inflight=None, rlx_engine_options={"max_num_seqs": 6}).max_inflight == 6
     assert (found.train_order, found.stale_tokens) == (TrainOrder.ADMISSION, StaleTokens.DROP)
     assert (found.weight_update, found.request_timeout_s, found.retries) == (WeightUpdate.DRAIN, 60.0, 1)
     assert config(weight_update="auto").weight_update is None

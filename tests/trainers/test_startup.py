@@ -40,6 +40,7 @@ def test_a_prompt_longer_than_the_limit_is_refused_by_its_text(
         train(tiny_model, with_long_prompt, tmp_path / "run", rlhf_type="rloo", reward_funcs=[constant])
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_limit_is_dropped_when_asked(
     tiny_model: Path, with_long_prompt: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_column_that_would_break_rewards_is_refused(
         train(tiny_model, write_rows(rows), tmp_path / "run", rlhf_type="rloo", reward_funcs=[constant])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("returned", "sentence"),
     [
@@ -111,6 +113,7 @@ def test_a_reward_that_is_no_reward_stops_the_run(
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_reward_on_error_none_leaves_the_row_unscored(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -134,6 +137,7 @@ def test_reward_on_error_none_leaves_the_row_unscored(
     )
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_zero_everywhere_at_first_is_warned_about(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
