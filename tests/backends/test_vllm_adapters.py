@@ -56,7 +56,7 @@ def test_the_first_adapter_waits_for_the_answers_from_before_it(run, base, polic
 
     async def go():
         task = run.start(temperature=0.7, seed=1, max_tokens=200)
-        await asyncio.sleep(0.3)
+        await run.under_way(task)
         with pytest.raises(BackendError, match="1 answers in flight from before its first adapter"):
             await run.engine.publish(PolicyVersion(0, 1), files)
         before = await task
@@ -99,7 +99,7 @@ def test_answers_in_flight_go_on_under_the_new_adapter_and_say_so(run, policy, t
 
     async def go():
         tasks = [run.start(temperature=0.7, seed=seed, max_tokens=200) for seed in range(4)]
-        await asyncio.sleep(0.4)
+        await run.under_way(*tasks)
         await run.engine.publish(PolicyVersion(0, 2), files)
         return await asyncio.gather(*tasks)
 
@@ -131,7 +131,7 @@ def test_full_weights_are_taken_while_nothing_is_in_flight(run, base, tmp_path):
 
     async def busy():
         task = run.start(max_tokens=200)
-        await asyncio.sleep(0.2)
+        await run.under_way(task)
         with pytest.raises(BackendError, match="1 answers in flight that need adapters"):
             await run.engine.publish(PolicyVersion(0, 7), files)
         await task
@@ -151,9 +151,8 @@ def test_a_text_is_scored_beside_answers_in_flight(run, policy, tmp_path):
 
     async def go():
         tasks = [run.start(seed=seed, max_tokens=150) for seed in range(3)]
-        await asyncio.sleep(0.1)
-        scored = [await run.engine.logprobs(PROBE) for _ in range(5)]
-        assert not all(task.done() for task in tasks)
+        await run.under_way(*tasks)
+        scored = [await run.engine.logprobs(PROBE) for _ in range(3)]
         return scored, await asyncio.gather(*tasks)
 
     scored, answers = run.run(go())

@@ -145,7 +145,7 @@ def test_answers_in_flight_go_on_under_the_new_weights_and_say_so(run, start, tm
 
     async def go():
         tasks = [run.start(temperature=0.7, seed=seed, max_tokens=200) for seed in range(4)]
-        await asyncio.sleep(0.3)
+        await run.under_way(*tasks)
         await run.engine.publish(PolicyVersion(0, 1), files)
         return await asyncio.gather(*tasks)
 
@@ -199,7 +199,7 @@ def test_an_aborted_answer_ends_with_the_tokens_that_it_has(run, start):
     async def go():
         first = run.start(name="first", max_tokens=230, seed=1)
         second = run.start(name="second", max_tokens=40, seed=2)
-        await asyncio.sleep(0.2)
+        await run.under_way(first, second)
         await run.engine.abort(["first", "unknown"])
         return await asyncio.gather(first, second)
 
@@ -298,9 +298,8 @@ def test_a_text_is_scored_beside_answers_in_flight(run, start):
 
     async def go():
         tasks = [run.start(seed=seed, max_tokens=150) for seed in range(3)]
-        await asyncio.sleep(0.1)
-        scored = [await run.engine.logprobs(PROBE) for _ in range(5)]
-        assert not all(task.done() for task in tasks)
+        await run.under_way(*tasks)
+        scored = [await run.engine.logprobs(PROBE) for _ in range(3)]
         return scored, await asyncio.gather(*tasks)
 
     scored, answers = run.run(go())

@@ -47,19 +47,21 @@ def run(base: Path) -> Iterator[EngineRun]:
 
 def test_every_answer_is_made_by_the_version_that_it_began_with(run, base, tmp_path):
     policy = with_adapter(load(base))
-    models = {}
+    models, files = [], []
+    for step in range(VERSIONS):
+        move_adapter(policy, seed=step)
+        models.append(copy.deepcopy(policy))
+        files.append(save_adapter(policy, tmp_path / f"v{step}"))
 
     async def go():
-        tasks = []
+        tasks, beside = [], 0
         for step in range(VERSIONS):
-            move_adapter(policy, seed=step)
-            models[step] = copy.deepcopy(policy)
-            files = save_adapter(policy, tmp_path / f"v{step}")
-            await run.engine.publish(PolicyVersion(0, step), files)
-            shutil.rmtree(files.directory)
+            await run.engine.publish(PolicyVersion(0, step), files[step])
+            shutil.rmtree(files[step].directory)
+            beside += sum(not task.done() for task in tasks)
             tasks.append(run.start(temperature=0.7, seed=step, max_tokens=200))
-            await asyncio.sleep(0.05)
-        assert not tasks[0].done()
+            await run.under_way(tasks[-1])
+        assert beside >= VERSIONS
         return await asyncio.gather(*tasks)
 
     answers = run.run(go())
@@ -92,7 +94,7 @@ def test_a_killed_inner_process_is_noticed_at_once_and_the_tokens_are_counted_as
 
     async def go():
         tasks = [run.start(seed=seed, max_tokens=230) for seed in long]
-        await asyncio.sleep(0.3)
+        await run.under_way(*tasks)
         os.kill(core, signal.SIGKILL)
         killed = time.monotonic()
         errors = await asyncio.gather(*tasks, return_exceptions=True)

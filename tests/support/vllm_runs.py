@@ -63,7 +63,7 @@ class EngineRun:
             SamplingParams(**{"max_tokens": 32, **sampling}),
             submit_s=1.0,
         )
-        return asyncio.get_running_loop().create_task(self.engine.generate(request))
+        return asyncio.get_running_loop().create_task(self.engine.generate(request), name=request.request_id)
 
     def answer(self, prompt: IntArray = PROMPT, **sampling: Any) -> Completion:
         """One answer."""
@@ -72,6 +72,16 @@ class EngineRun:
             return await self.start(prompt, **sampling)
 
         return self.run(go())
+
+    async def under_way(self, *tasks: asyncio.Task[Completion]) -> None:
+        """Return when each of these answers has tokens."""
+        for task in tasks:
+            while not (task.done() or self._has_tokens(task.get_name())):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    def _has_tokens(self, name: str) -> bool:
+        answer = self.engine._answers.get(name)
+        return answer is not None and bool(answer.token_ids)
 
     def publish(self, step: int, files: WeightFiles) -> None:
         """Publish and wait."""
