@@ -57,7 +57,7 @@ class RolloutMeter:
     def completion(self, completion: Completion) -> None:
         """An answer ended, whole or cut."""
         window, latency_s = self._window, completion.finish_s - completion.submit_s
-        window.tokens += completion.num_tokens
+        window.tokens += completion.num_sampled
         window.latency_s.append(latency_s)
         if completion.num_tokens:
             window.first_token_s.append(completion.first_token_s - completion.submit_s)
