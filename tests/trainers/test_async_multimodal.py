@@ -99,6 +99,7 @@ def test_a_row_whose_image_is_not_there_is_named(seeing: Path, write_rows: Rows,
         * 4
     )
     with pytest.raises(
-        ConfigError, match=r"row 0 of the training data, .*gone.png.*, is refused: .*UnidentifiedImageError"
+        ConfigError,
+        match=r"row 0 of the training data, .*gone.png.*, is refused: .*(FileNotFoundError|UnidentifiedImageError)",
     ):
         pipeline_runs.train(seeing, data, tmp_path / "out", max_steps=1, **OPTIONS)

@@ -115,7 +115,7 @@ def test_two_ranks_measure_and_train_as_one_process(
 
     for alone, ranks in zip(runs.log_lines(one)[:2], runs.log_lines(two)[:2], strict=True):
         names = [name for name in alone if name.startswith("offpolicy/")]
-        assert {"offpolicy/ess_seq", "offpolicy/staleness_2/kl_k3"} <= set(names)
+        assert {"offpolicy/ess_seq", "offpolicy/kl_k3"} <= set(names)
         for name in names:
             assert alone[name] == pytest.approx(ranks[name], rel=1e-4, abs=1e-6), name
     assert 0.0 < alone["offpolicy/ess_token"] < 0.99

@@ -119,7 +119,7 @@ def test_the_same_run_by_arguments_and_in_python_gives_the_same_weights(
         tuner_type="full",
         **options,
     )
-    in_python = build(lora=False, beta=0.0, **options)
+    in_python = build(lora=False, beta=0.0, async_rollout=False, **options)
     in_python.train()
 
     expected = by_arguments.model.state_dict()

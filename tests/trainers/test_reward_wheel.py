@@ -102,5 +102,6 @@ def test_an_uninstalled_reward_is_refused_by_name_and_stock_still_runs(
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "run").exists()
 
+    del options["async_rollout"]  # ours alone
     stock = environment.rlhf(options | {"rlhf_type": "grpo", "reward_funcs": "format"})
     assert stock.returncode == 0, stock.stderr[-3000:]

@@ -109,7 +109,7 @@ def test_stock_sft_trains_bit_for_bit_as_without_the_package(
     data = write_rows(rows)
 
     def sft(folder: Path) -> list[str]:
-        changes = {"num_generations": None, "max_completion_length": None}
+        changes = {"num_generations": None, "max_completion_length": None, "async_rollout": None}
         saving = {"save_strategy": "steps", "save_steps": 2}
         words = runs.command(runs.arguments(tiny_model, data, folder / "run", **changes | saving))
         return ["sft", *words[2:]]
