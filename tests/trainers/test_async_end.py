@@ -1,5 +1,6 @@
 """However the command ends, no process and nothing in shared memory is left."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,9 +32,19 @@ def shared_memory() -> set[str]:
     return {entry.name for entry in Path("/dev/shm").iterdir() if entry.stat().st_uid == os.getuid()}
 
 
+def end(group: int) -> None:
+    """What a failed test left running."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left(
-    how: signal.Signals, tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+    how: signal.Signals,
+    tiny_model: Path,
+    write_rows: Callable[..., Path],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     before, output = shared_memory(), tmp_path / "out"
     options = {
@@ -51,7 +62,10 @@ def test_nothing_is_left(
             stderr=log,
             start_new_session=True,
             env=os.environ | {"MASTER_PORT": runs.free_port()},
+            # A shell that started the tests in the background may have made them deaf to Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+    request.addfinalizer(lambda: end(process.pid))
     wait_for_steps(output, 3, process)
     family = psutil.Process(process.pid).children(recursive=True)
     trainer = next(one for one in family if "rlhf.py" in " ".join(one.cmdline()))
