@@ -81,4 +81,6 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # A shell that started the tests in the background may have made them deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asyncio.run(main(Path(sys.argv[1])))

@@ -6,6 +6,7 @@ ms-swift's own `--fsdp fsdp2` runs on accelerators only: on a CPU it trains with
 """
 
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -103,3 +104,4 @@ def main(folder: Path, case: str) -> None:
 if __name__ == "__main__":
     for case in CASES:
         main(Path(sys.argv[1]) / case, case)
+    os._exit(0)  # a gloo worker that ends while the interpreter finalizes would abort the process (process_group.py)
