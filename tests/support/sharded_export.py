@@ -104,4 +104,5 @@ def main(folder: Path, case: str) -> None:
 if __name__ == "__main__":
     for case in CASES:
         main(Path(sys.argv[1]) / case, case)
-    os._exit(0)  # a gloo worker that ends while the interpreter finalizes would abort the process (process_group.py)
+    # A gloo worker that ends while the interpreter finalizes would abort the process (process_group.py).
+    os._exit(0)
