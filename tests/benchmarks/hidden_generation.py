@@ -12,7 +12,8 @@ not matter, unless it is too slow for the rest. The same answers take the same t
     one step ahead    stock's scheme: a thread generates the next batch while this one trains, a whole batch at a time
     staleness N       --max_staleness N: worker processes, our scheduler
 
-Busy is forward, backward and optimizer over wall time after two steps. Latencies are constant, or long-tailed:
+Busy is forward, backward and optimizer over wall time after two steps, and up to four steps before the end, when
+nothing is left to be generated ahead (`busy_to_end` has these too). Latencies are constant, or long-tailed:
 log-normal with sigma 1, scaled so that the slowest answer of a batch takes 1.6x of the training on average, too.
 """
 
@@ -102,7 +103,9 @@ def missed(table: dict[str, dict[str, Any]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="How much of the generation is hidden behind the training.")
     parser.add_argument("--train-s", type=float, default=4.0, help="seconds of a training step")
-    parser.add_argument("--steps", type=int, default=24, help="of each run")
+    parser.add_argument(
+        "--steps", type=int, default=24, help="of each run, four more follow that are not measured"
+    )
     parser.add_argument("--latencies", nargs="+", choices=SIGMAS, default=list(SIGMAS))
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--output", type=Path, default=RESULT, help="where the JSON file goes")

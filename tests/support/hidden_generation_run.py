@@ -22,6 +22,8 @@ from tiny_llama import save_tiny_llama
 
 PROMPTS, GROUP, TOKENS = 8, 4, 48
 WARM_UP_STEPS = 2
+DRAIN_STEPS = 4
+"""At the end, when nothing is left to be generated ahead: each run has them once, however long it is."""
 
 
 def scaled_script(sigma: float, generate_s: float) -> Script:
@@ -78,21 +80,25 @@ class Stopwatch:
         self.cpu.append(time.thread_time())
         self.steps.append(Counter())
 
-    def shares(self) -> dict[str, float]:
-        """From the end of the warm-up to the end of the last step."""
-        wall = self.ends[-1] - self.ends[WARM_UP_STEPS - 1]
-        measured = self.steps[WARM_UP_STEPS : len(self.ends)]
+    def shares(self) -> dict[str, Any]:
+        """From the end of the warm-up to the begin of the drain; `busy_to_end`: to the end of the last step."""
+        last = len(self.ends) - DRAIN_STEPS
+        wall = self.ends[last - 1] - self.ends[WARM_UP_STEPS - 1]
+        measured = self.steps[WARM_UP_STEPS:last]
+        to_end = sum(step["train"] for step in self.steps[WARM_UP_STEPS : len(self.ends)])
         spent = {kind: sum(step[kind] for step in measured) / wall for kind in ("train", "wait", "publish")}
-        cpu = self.cpu[-1] - self.cpu[WARM_UP_STEPS - 1] - sum(step["train cpu"] for step in measured)
+        cpu = self.cpu[last - 1] - self.cpu[WARM_UP_STEPS - 1] - sum(step["train cpu"] for step in measured)
         return {
             "steps_per_h": 3600 * len(measured) / wall,
             "busy": spent["train"],
+            "busy_to_end": to_end / (self.ends[-1] - self.ends[WARM_UP_STEPS - 1]),
             "wait": spent["wait"],
             "publish": spent["publish"],
             "other": 1.0 - sum(spent.values()),
             "other_s": wall * (1.0 - spent["train"] - spent["wait"]) / len(measured),
             "other_cpu_s": cpu / len(measured),
             "longest_train_s": max(step["train"] for step in measured),
+            "waits_s": [round(step["wait"], 3) for step in measured],
         }
 
 
@@ -215,7 +221,7 @@ def options(name: str, steps: int, folder: Path) -> dict[str, Any]:
     save_tiny_llama(model)
     rows = [
         {"messages": [{"role": "user", "content": f"Say {row}"}], "row": row}
-        for row in range(PROMPTS * (steps + 1))
+        for row in range(PROMPTS * (steps + DRAIN_STEPS + 1))
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     changes: dict[str, Any] = {
@@ -226,7 +232,7 @@ def options(name: str, steps: int, folder: Path) -> dict[str, Any]:
         "per_device_train_batch_size": PROMPTS * GROUP,
         "gradient_accumulation_steps": 1,
         "max_completion_length": TOKENS,
-        "max_steps": steps,
+        "max_steps": steps + DRAIN_STEPS,
         "dataset_shuffle": False,
         "report_to": ["none"],
     }
