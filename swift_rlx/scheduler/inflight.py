@@ -10,6 +10,9 @@ climbs while e is at least 1/2 and falls where it is less: for s = a + c B that 
 take twice as long as alone; for a speed that is flat up to K rows it is K. It is measured between two windows with
 different limits, so the limit swings around the knee by `STEP` and follows it when lengths change.
 
+The first limit is the worker's part of the first batch, for which the trainer waits; from there the limit is halved or
+doubled until the knee lies between two windows.
+
 A window in which answers took longer than the target on average lowers the limit in proportion, unless a lone answer
 would take as long: then the lengths do not allow the target, and the knee alone decides.
 """
@@ -19,10 +22,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-START = 4
-"""First limit."""
+FEW = 4
+"""Rows at which an answer is taken to be almost alone; the least first limit."""
+MAX_START = 64
+"""Largest first limit: more are tried only where they pay, as an engine may hold memory for each."""
 STEP = 0.125
-"""Relative change from window to window, once the limit has met the knee for the first time; before, it doubles."""
+"""Relative change from window to window, once the limit has met the knee for the first time."""
 WORTH = 0.5
 """Least part of added rows that has to be gained."""
 MIN_ANSWERS = 8
@@ -40,35 +45,54 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """What the next limit follows from. `is_fine`: the knee was met.
+    """What the next limit follows from. `is_fine`: the knee was met. `is_probe`: `previous` is the first window.
 
-    `fastest_s`: seconds per token of an answer that is almost alone: the least seen, measured anew up to `START` rows.
+    `fastest_s`: seconds per token of an answer that is almost alone: the least seen, measured anew up to `FEW` rows;
+    infinite where nothing is known yet.
     """
 
-    limit: int = START
+    limit: int = FEW
     previous: Window | None = None
     fastest_s: float = math.inf
     is_fine: bool = False
+    is_probe: bool = False
 
 
 def next_climb(climb: Climb, window: Window, target_latency_s: float, most: int) -> Climb:
     """The next limit, from 1 to `most`, after a window under `climb.limit` in which the worker was full."""
-    fastest_s = window.token_s if window.limit <= START else min(climb.fastest_s, window.token_s)
+    fastest_s = _fastest_s(climb, window)
     alone_s = window.latency_s * fastest_s / window.token_s
     if window.latency_s > target_latency_s >= alone_s:
         lower = window.limit * max(target_latency_s / window.latency_s, 0.5)
         return Climb(max(min(int(lower), window.limit - 1), 1), None, fastest_s, True)
-    is_up = climb.previous is None or _gain(climb.previous, window) >= WORTH
-    is_fine = climb.is_fine or not is_up
+    if climb.previous is None:
+        is_up, has_turned = climb.is_fine or window.limit <= FEW, False
+    else:
+        is_up = _gain(climb.previous, window) >= WORTH
+        has_turned = is_up != (window.limit > climb.previous.limit) and not climb.is_probe
+    is_fine = climb.is_fine or has_turned
     limit = min(_moved(window.limit, climb.previous, is_up, is_fine), most)
+    is_probe = climb.previous is None and limit < window.limit
     # At the end of the range the limit stays; what it is compared with then stays too.
-    return Climb(limit, window if limit != window.limit else climb.previous, fastest_s, is_fine)
+    return Climb(limit, window if limit != window.limit else climb.previous, fastest_s, is_fine, is_probe)
+
+
+def _fastest_s(climb: Climb, window: Window) -> float:
+    """Of an answer that is almost alone. Before it was measured: by the line s = a + c B through two windows."""
+    if window.limit <= FEW:
+        return window.token_s
+    if climb.fastest_s < math.inf:
+        return min(climb.fastest_s, window.token_s)
+    if climb.previous is None:
+        return math.inf
+    slope = (window.token_s - climb.previous.token_s) / (window.limit - climb.previous.limit)
+    return max(window.token_s - slope * window.limit, 0.0)
 
 
 def _moved(limit: int, previous: Window | None, is_up: bool, is_fine: bool) -> int:
     """Away from the middle of the two last limits, and in any case away from the last one, but not below 1."""
     if not is_fine:
-        return 2 * limit
+        return 2 * limit if is_up else max(limit // 2, 1)
     middle = math.sqrt(limit * (previous.limit if previous else limit))
     if is_up:
         return max(math.ceil(middle * (1 + STEP)), limit + 1 if middle <= limit else 1)
@@ -90,12 +114,15 @@ class Mark:
 
 
 class InflightLimit:
-    """The limit of one worker, adapted to what its answers show. `most`: more than that is never needed."""
+    """The limit of one worker, adapted to what its answers show. `most`: more than that is never needed.
 
-    def __init__(self, target_latency_s: float, most: int) -> None:
+    `first`: answers of the first batch that the worker makes.
+    """
+
+    def __init__(self, target_latency_s: float, most: int, first: int = FEW) -> None:
         self._target_latency_s = target_latency_s
         self._most = most
-        self._climb = Climb(min(START, most))
+        self._climb = Climb(min(max(first, FEW), MAX_START, most))
         self._window = self._times_full = 0
         self._clear()
 

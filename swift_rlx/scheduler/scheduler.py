@@ -283,7 +283,8 @@ def _workers(config: RolloutConfig, backends: Sequence[Backend], version: Policy
     if config.max_inflight is not None:
         return [Worker(one, config.max_inflight, config.reserved_share, version) for one in backends]
     most = config.most_inflight(len(backends))
-    paces = [InflightLimit(config.target_latency_s, most) for _ in backends]
+    first = -(-config.batch_groups * config.group_size // len(backends))
+    paces = [InflightLimit(config.target_latency_s, most, first) for _ in backends]
     return [
         Worker(one, pace.limit, config.reserved_share, version, pace)
         for one, pace in zip(backends, paces, strict=True)

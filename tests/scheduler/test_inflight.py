@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 
@@ -11,7 +12,7 @@ from scheduler_runs import prompts, score_one
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler
-from swift_rlx.scheduler.inflight import START, Climb, InflightLimit, Window, next_climb
+from swift_rlx.scheduler.inflight import FEW, MAX_START, Climb, InflightLimit, Window, next_climb
 from swift_rlx.testing.virtual_clock import run_virtual
 
 
@@ -91,21 +92,21 @@ def test_no_more_is_allowed_than_the_places_of_the_run():
 def test_a_worker_that_is_not_full_keeps_its_limit():
     pace = InflightLimit(target_latency_s=2.0, most=100)
     for _ in range(100):
-        pace.answered(pace.sent(inflight=START - 1), tokens=10, seconds=1.0)
-    assert pace.limit == START
+        pace.answered(pace.sent(inflight=FEW - 1), tokens=10, seconds=1.0)
+    assert pace.limit == FEW
     for _ in range(8):
-        pace.answered(pace.sent(inflight=START), tokens=10, seconds=1.0)
-    assert pace.limit == 2 * START
+        pace.answered(pace.sent(inflight=FEW), tokens=10, seconds=1.0)
+    assert pace.limit == 2 * FEW
 
 
 def test_an_answer_that_was_sent_under_another_limit_counts_for_none():
     pace = InflightLimit(target_latency_s=2.0, most=100)
-    old = pace.sent(inflight=START)
+    old = pace.sent(inflight=FEW)
     for _ in range(8):
-        pace.answered(pace.sent(inflight=START), tokens=10, seconds=1.0)
+        pace.answered(pace.sent(inflight=FEW), tokens=10, seconds=1.0)
     for _ in range(100):
         pace.answered(old, tokens=10, seconds=1.0)
-    assert pace.limit == 2 * START
+    assert pace.limit == 2 * FEW
 
 
 @pytest.mark.parametrize(
@@ -154,3 +155,41 @@ def test_a_target_that_lengths_stop_allowing_gives_way_to_the_knee():
 def test_settings_that_allow_nothing_are_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name} 0 is refused"):
         RolloutConfig(batch_groups=1, **{name: value})
+
+
+def test_the_first_batch_goes_to_the_workers_at_once():
+    assert InflightLimit(target_latency_s=2.0, most=100, first=32).limit == 32
+    assert InflightLimit(target_latency_s=2.0, most=20, first=32).limit == 20
+    assert InflightLimit(target_latency_s=2.0, most=1000, first=500).limit == MAX_START
+    assert InflightLimit(target_latency_s=2.0, most=100, first=1).limit == FEW
+
+
+@pytest.mark.parametrize(
+    ("climb", "window", "expected"),
+    [
+        (Climb(32), Window(32, 1.0, 0.010), 16),  # nothing to compare with: look below
+        (Climb(16, Window(32, 1.0, 0.010)), Window(16, 1.0, 0.006), 8),  # of twice the rows 26 % were gained
+        (
+            Climb(16, Window(32, 1.0, 0.010)),
+            Window(16, 1.0, 0.010),
+            26,
+        ),  # all: turned, above the middle of the two
+    ],
+)
+def test_a_first_limit_above_the_knee_is_halved_until_it_meets_it(climb, window, expected):
+    assert next_climb(climb, window, target_latency_s=9.0, most=99).limit == expected
+
+
+@pytest.mark.parametrize("knee", [4, 200])
+def test_the_first_batch_takes_no_longer_than_its_longest_answers_allow(knee):
+    begun = {}
+
+    async def main():
+        backend = KneeBackend(constant, flat_up_to(knee))
+        config = RolloutConfig(batch_groups=16, group_size=4, max_staleness=0)
+        async with RolloutScheduler(config, [backend], IterableSource(prompts(16)), score_one) as scheduler:
+            assert await scheduler.next_batch() is not None
+            begun["s"] = asyncio.get_running_loop().time()
+
+    run_virtual(main())
+    assert begun["s"] == pytest.approx(20 * 0.01 * max(1, 64 / knee), rel=0.05)
