@@ -43,7 +43,7 @@ def _packages(environment: Environment, probe: Probe) -> tuple[Check, ...]:
         else warn(
             "swift-rlx",
             f"{__version__}, imported from a folder: it is not installed, so `swift` does not load it",
-            "install it (pip install swift-rlx), or run `python -m swift_rlx rlhf ...`",
+            "install it (`pip install .` in the clone of swift-rlx), or run `python -m swift_rlx rlhf ...`",
             version=None,
         )
     ]
@@ -165,6 +165,6 @@ def _extras(environment: Environment) -> tuple[Check, ...]:
     for extra, requirements in sorted(environment.extras.items()):
         parts = [f"{name} {version or 'not installed'}" for name, version in requirements.items()]
         missing = None in requirements.values()
-        hint = f" (optional: pip install 'swift-rlx[{extra}]')" if missing else ""
+        hint = f" (optional: `pip install '.[{extra}]'` in the clone of swift-rlx)" if missing else ""
         checks.append(ok(extra, f"{', '.join(parts)}{hint}", installed=not missing))
     return tuple(checks)

@@ -6,7 +6,7 @@ from swift_rlx.cli.checks import Check, fail, ok, warn
 from swift_rlx.cli.environment import HOOK_FILE, Environment
 from swift_rlx.cli.probe import Probe
 
-REINSTALL = "pip install --force-reinstall --no-deps swift-rlx"
+REINSTALL = "run `pip install --force-reinstall --no-deps .` in the clone of swift-rlx"
 WITHOUT_HOOK_FILE = "or run `python -m swift_rlx rlhf ...` instead of `swift rlhf ...`"
 
 

@@ -73,12 +73,13 @@ def training_devices(
 ) -> tuple[str, ...]:
     """What the training processes may see, so that none of them spreads over the workers' accelerators.
 
-    With `--rollout_devices` all the others: ms-swift splits a model over them where there are more than ranks. Without
-    it, or with shared ones, one a rank.
+    With `--rollout_devices` the others, as many for each rank: where that is more than one, ms-swift splits the model
+    over them. Without it, or with shared ones, one a rank.
     """
     taken = {device for worker in workers for device in worker}
     others = tuple(device for device in machine.accelerators if device not in taken)
-    return others if wanted and len(others) >= machine.ranks else machine.accelerators[: machine.ranks]
+    per_rank = len(others) // machine.ranks if wanted else 0
+    return others[: per_rank * machine.ranks] if per_rank else machine.accelerators[: machine.ranks]
 
 
 def _no_room(machine: Machine, taken: Sequence[str], shared: Sequence[str]) -> str:
@@ -88,7 +89,8 @@ def _no_room(machine: Machine, taken: Sequence[str], shared: Sequence[str]) -> s
         else f"all {len(machine.accelerators)} visible accelerators ({','.join(taken)}) are taken by training ranks"
     )
     return (
-        f"there is no accelerator for the rollout workers: {what}. Train on fewer ranks (NPROC_PER_NODE) and give the"
-        " others with --rollout_devices; or share a card with --vllm_gpu_memory_utilization"
-        f" {SHARED_MEMORY_SHARE} or less; or use --async_rollout false, which generates on the ranks themselves"
+        f"there is no accelerator for the rollout workers: {what}. Train on fewer ranks (NPROC_PER_NODE): the workers"
+        " get the accelerators that follow, or those of --rollout_devices; or share a card with"
+        f" --vllm_gpu_memory_utilization {SHARED_MEMORY_SHARE} or less; or use --async_rollout false, which generates"
+        " on the ranks themselves"
     )

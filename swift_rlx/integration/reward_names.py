@@ -66,7 +66,7 @@ def check_reward_names(names: list[Any]) -> None:
         if name in NEEDS_MATH_VERIFY and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 f"the reward {name!r} needs the package math-verify, which is not installed;"
-                " install it with: pip install 'swift-rlx[math]'"
+                " install it with: pip install math-verify"
             )
         target, provider = _find(name)
         describe_reward(name, target, provider=provider)

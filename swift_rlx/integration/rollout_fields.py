@@ -33,14 +33,15 @@ class RolloutFields:
     rollout_devices: str | None = field(
         default=None,
         metadata={
-            "help": "[swift-rlx] Accelerator ids for the workers, e.g. 4,5,6,7; a worker takes"
-            " --vllm_tensor_parallel_size of them."
+            "help": "[swift-rlx] Accelerator ids for the workers, e.g. 4,5,6,7, counted as in CUDA_VISIBLE_DEVICES; a"
+            " worker takes --vllm_tensor_parallel_size of them. Default: those after the ranks' own."
         },
     )
     rollout_max_inflight: int | None = field(
         default=None,
         metadata={
-            "help": "[swift-rlx] Completions in flight per worker. Default: adapted to --rollout_target_latency_s."
+            "help": "[swift-rlx] Completions in flight per worker. Default: --vllm_max_num_seqs, else adapted to the"
+            " worker's speed and --rollout_target_latency_s."
         },
     )
     rollout_target_latency_s: float = field(

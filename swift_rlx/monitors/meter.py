@@ -151,6 +151,7 @@ class RolloutMeter:
             return {}
         total = sum(now.tokens.values())
         wasted = sum(now.tokens[fate] - (before.tokens[fate] if before else 0) for fate in WASTED)
+        dropped = sum(now.dropped.values()) - (sum(before.dropped.values()) if before else 0)
         shares = {
             f"tokens/{fate.name.lower()}_share": tokens / total if total else 0.0
             for fate, tokens in now.tokens.items()
@@ -160,6 +161,7 @@ class RolloutMeter:
             "rollout/ready": float(now.ready),
             "rollout/retries": float(now.retries - (before.retries if before else 0)),
             "rollout/failovers": float(now.failovers - (before.failovers if before else 0)),
+            "rollout/groups_dropped": float(dropped),
             "rollout/tokens_wasted": float(wasted),
             **(shares if total else {}),
         }

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -59,6 +60,10 @@ class Monitor:
             started=datetime.now(timezone.utc),
             max_bytes=max_timeline_bytes,
         )
+
+    def publishes_by(self, weight_update: str) -> None:
+        """What publishing does to answers in flight, which the workers decide; the summary's advice is about it."""
+        self._plan = replace(self._plan, weight_update=weight_update)
 
     def go_on_from(self, counters: Counters) -> None:
         """A resumed run starts with these counters."""

@@ -1,7 +1,7 @@
 """The one table of the metrics of the rollout pipeline: name -> meaning.
 
-"Here" is the time since the last line of the log. A metric that has nothing to say (no batch, no answer, no training
-step here) is absent from the line. Shares are from 0 to 1.
+A metric that has nothing to say (no batch, no answer, no training step since the last line of the log) is absent from
+the line. Shares are from 0 to 1.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ LONG = 0.05
 """The share of answers that count as long."""
 
 METRICS: dict[str, str] = {
-    "rollout/trainer_busy": "share of the time here in which the trainer ran forward, backward or the optimizer;"
-    " without the first two steps of a run",
+    "rollout/trainer_busy": "share of the time since the last line in which the trainer ran forward, backward or the"
+    " optimizer; without the first two steps of a run",
     "rollout/wait_s": "seconds per generation batch that the trainer waited for it",
     "rollout/publish_s": "seconds per publish that the trainer was held up by gathering and handing over its weights",
     "rollout/apply_s": "seconds that a worker took to load published weights, mean over workers and publishes",
     "rollout/staleness_mean": "optimizer steps in the trainer's weights minus those in the weights that made a token,"
     " when its generation batch was picked up; mean over the trained tokens",
     "rollout/staleness_max": "the largest staleness of a trained token; never above --max_staleness",
-    "rollout/tokens_per_s": "tokens of the answers that ended here per second, all workers together",
+    "rollout/tokens_per_s": "tokens per second of the answers that ended since the last line, all workers together",
     "rollout/inflight": "requests that workers work on, when the line was written",
     "rollout/ready": "scored groups that wait for the trainer, when the line was written",
     "rollout/latency_p50_s": "seconds from submitting a request to the end of its answer, median",
@@ -33,7 +33,10 @@ METRICS: dict[str, str] = {
     "rollout/long_answers_in_mask": "share of the tokens of those long answers that trained",
     "rollout/retries": "requests that were sent again after a failure",
     "rollout/failovers": "times that a worker was taken out because of failures",
-    "rollout/tokens_wasted": "generated tokens of which became clear here that they never train: over age, cut, failed",
+    "rollout/groups_dropped": "prompts that ended without training: no answer after all attempts, too few scores, or"
+    " turned away by --dynamic_sample",
+    "rollout/tokens_wasted": "generated tokens of which became clear since the last line that they never train: over"
+    " age, cut, failed",
     **{
         f"tokens/{fate.name.lower()}_share": f"share of all tokens generated so far with the fate '{fate.value}'; the"
         " six sum to 1"

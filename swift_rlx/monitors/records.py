@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swift_rlx.types import Fate
+from swift_rlx.types import DropReason, Fate
 
 
 class Phase(enum.Enum):
@@ -40,6 +40,10 @@ class Counters(Protocol):
     @property
     def failovers(self) -> int:
         """Ejections of workers."""
+
+    @property
+    def dropped(self) -> Mapping[DropReason, int]:
+        """Groups that ended without training, by reason."""
 
     @property
     def max_inflight(self) -> Mapping[str, int]:

@@ -44,14 +44,18 @@ class MonitoringMixin:
 
     def start_monitor(self, run_directory: Any, workers: int, max_inflight: int | None) -> Monitor:
         """The monitor of this start of the run; on rank 0, before the pipeline."""
-        args = self.args
-        plan = RolloutPlan(workers, max_inflight, args.max_staleness, args.weight_update)
+        plan = RolloutPlan(workers, max_inflight, self.args.max_staleness)
         self.monitor = Monitor(run_directory, plan=plan)
         return self.monitor
 
     def _start_pipeline(self) -> None:
         super()._start_pipeline()
         if self.monitor is not None:
+            mode = self.pipeline.weight_update.value
+            logger.info(
+                f"answers in flight when weights are published: {mode} (--weight_update {self.args.weight_update})"
+            )
+            self.monitor.publishes_by(mode)
             self.monitor.go_on_from(self.pipeline.thread.statistics())
 
     def _end_pipeline(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from swift_rlx.backends import Backend, EngineSpec, WeightFiles
+from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightUpdate, resolve_weight_update
 from swift_rlx.cluster import WorkerProcess
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import SchedulingError
@@ -42,6 +42,9 @@ class RolloutPipeline:
     `state`: of an earlier start of the run, with `prompt_of` (index, epoch) for the prompts in it.
     `monitor`: told what the workers do. `wrap`: put around each of them. Raises what a worker failed with.
     """
+
+    weight_update: WeightUpdate
+    """What publishing does to answers in flight, once the workers have said what they can."""
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class RolloutPipeline:
         ]
         try:
             await asyncio.gather(*(worker.start() for worker in self.workers))
+            self.weight_update = resolve_weight_update(plan.config.weight_update, self.workers)
             await asyncio.gather(*(worker.publish(self.plan.version, self._first) for worker in self.workers))
         except BaseException:
             await asyncio.gather(*(worker.close() for worker in self.workers), return_exceptions=True)

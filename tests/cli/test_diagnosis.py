@@ -280,7 +280,7 @@ def test_engines_extras_and_accelerators_are_listed_without_judgment():
     assert _check(report, "process groups").detail == "nccl, gloo"
     assert _check(report, "vllm").detail == "not installed (optional)"
     assert _check(report, "sglang").detail == "0.6"
-    assert "pip install 'swift-rlx[math]'" in _check(report, "math").detail
+    assert "pip install '.[math]'` in the clone of swift-rlx" in _check(report, "math").detail
     assert _check(report, "webui").detail == "gradio 6.0"
     assert report.exit_code == 0
 

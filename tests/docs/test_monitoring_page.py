@@ -64,11 +64,10 @@ def test_the_shown_lines_are_what_the_code_says(language):
         slots=64,
         generate_s=4.0,
         score_s=0.1,
-        tokens={Fate.TRAINED: 931, Fate.OVER_AGE: 49, Fate.FAILED: 4, Fate.IN_FLIGHT: 16},
+        tokens={Fate.TRAINED: 931_000, Fate.OVER_AGE: 49_000, Fate.FAILED: 4_000, Fate.IN_FLIGHT: 16_000},
     )
-    ledger = {Fate.TRAINED: 931_000, Fate.OVER_AGE: 52_000, Fate.FAILED: 4_000, Fate.IN_FLIGHT: 13_000}
     plan = RolloutPlan(workers=2, max_inflight=32)
-    assert shown == [progress_line(values), summary_line(totals, plan), ledger_line(ledger)]
+    assert shown == [progress_line(values), summary_line(totals, plan), ledger_line(totals.tokens)]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

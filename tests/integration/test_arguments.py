@@ -205,7 +205,7 @@ def test_accuracy_says_what_it_needs(build: Callable[..., Any], monkeypatch: pyt
     from swift_rlx.integration import reward_names
 
     monkeypatch.setattr(reward_names.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs the package math-verify.*swift-rlx\[math\]"):
+    with pytest.raises(ConfigError, match=r"needs the package math-verify.*pip install math-verify$"):
         build(reward_funcs=["accuracy"], model="no/such-model")
 
 

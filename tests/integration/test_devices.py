@@ -38,6 +38,13 @@ def test_with_every_card_taken_by_a_rank_the_three_ways_out_are_named(cards: int
     assert all(remedy in sentence for remedy in REMEDIES), sentence
 
 
+def test_training_on_fewer_ranks_as_the_refusal_advises_leaves_cards_for_the_workers() -> None:
+    with pytest.raises(ConfigError, match=r"fewer ranks .*: the workers get the accelerators that follow"):
+        place_workers(machine(8, 8), 2, ())
+    assert place_workers(machine(8, 6), 2, ()) == [("6",), ("7",)]
+    assert training_devices(machine(8, 6), (), [("6",), ("7",)]) == tuple("012345")
+
+
 def test_workers_get_the_cards_that_no_rank_trains_on() -> None:
     eight = machine(8, 4)
     assert place_workers(eight, 1, ()) == [("4",)]
@@ -110,10 +117,15 @@ def test_too_few_cards_for_the_workers_are_refused(
 def test_training_processes_do_not_see_the_cards_of_the_workers() -> None:
     eight = machine(8, 4)
     assert training_devices(eight, (), [("4",), ("5",)]) == ("0", "1", "2", "3")
-    assert training_devices(eight, ("6", "7"), [("6",), ("7",)]) == ("0", "1", "2", "3", "4", "5")
     one_process = machine(4, 1)
     assert training_devices(one_process, (), [("1",)]) == ("0",)
-    assert training_devices(one_process, ("3",), [("3",)]) == ("0", "1", "2"), "ms-swift splits a large model"
+
+
+def test_beside_named_cards_every_rank_trains_on_as_many_of_the_others() -> None:
+    named = ("6", "7"), [("6",), ("7",)]
+    assert training_devices(machine(8, 1), *named) == tuple("012345"), "ms-swift splits a large model"
+    assert training_devices(machine(8, 3), *named) == tuple("012345")
+    assert training_devices(machine(8, 4), *named) == tuple("0123"), "ms-swift wants a multiple"
 
 
 def test_training_keeps_a_card_that_it_shares_with_a_worker() -> None:

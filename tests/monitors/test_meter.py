@@ -11,6 +11,7 @@ from swift_rlx.monitors import METRICS, Phase
 from swift_rlx.monitors.meter import RolloutMeter
 from swift_rlx.types import (
     Completion,
+    DropReason,
     Fate,
     FinishReason,
     Prompt,
@@ -44,13 +45,14 @@ def batch(step, answers, masks, scored_s):
     return TrainBatch(step, (group,))
 
 
-def counters(inflight=0, ready=0, retries=0, failovers=0, **tokens):
+def counters(inflight=0, ready=0, retries=0, failovers=0, dropped=(), **tokens):
     by_fate = {fate: tokens.get(fate.name.lower(), 0) for fate in Fate}
     return SimpleNamespace(
         inflight=inflight,
         ready=ready,
         retries=retries,
         failovers=failovers,
+        dropped=dict(dropped),
         tokens=by_fate,
         max_inflight={"worker-0": 3, "worker-1": 4},
     )
@@ -165,6 +167,16 @@ def test_a_resumed_run_counts_from_what_earlier_starts_counted():
     values = meter.values(1.0)
     assert (values["rollout/retries"], values["rollout/tokens_wasted"]) == (2.0, 30.0)
     assert meter.totals().slots == 7
+
+
+def test_dropped_groups_of_all_reasons_are_counted_from_line_to_line():
+    meter = RolloutMeter(0.0)
+    assert "rollout/groups_dropped" not in meter.values(1.0)
+    meter.go_on_from(counters(dropped={DropReason.NO_SPREAD: 3}))
+    meter.count(counters(dropped={DropReason.NO_SPREAD: 5, DropReason.TOO_FEW_ANSWERS: 1}))
+    assert meter.values(1.0)["rollout/groups_dropped"] == 3.0
+    meter.begin_window(1.0)
+    assert meter.values(2.0)["rollout/groups_dropped"] == 0.0
 
 
 def test_answers_in_flight_are_averaged_from_the_end_of_the_warm_up():

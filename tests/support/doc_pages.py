@@ -20,7 +20,8 @@ def blocks(text: str, kind: str) -> list[str]:
 
 
 def tables(text: str) -> list[list[list[str]]]:
-    """Each table as its rows, each row as its cells; the first row is the header."""
+    """Each table outside of fenced blocks as its rows, each row as its cells; the first row is the header."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     found: list[list[list[str]]] = []
     previous = ""
     for line in text.splitlines():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pipeline_runs
 import pytest
 import runs
 
+from swift_rlx.backends import WeightUpdate
 from swift_rlx.monitors import COLUMNS, METRICS, Phase, read_timeline
 
 STEPS = 5
@@ -54,6 +57,42 @@ def _spans(output: Path) -> dict[str, list[str]]:
         if one["ph"] == "X":
             spans.setdefault(lanes[one["tid"]].split()[0], []).append(one["name"])
     return spans
+
+
+class Started:
+    """A trainer whose workers can only drain."""
+
+    args = SimpleNamespace(max_staleness=2, weight_update="auto")
+
+    def _start_pipeline(self):
+        counters = SimpleNamespace(tokens={}, failovers=0, max_inflight={"worker-0": 64})
+        thread = SimpleNamespace(statistics=lambda: counters)
+        self.pipeline = SimpleNamespace(weight_update=WeightUpdate.DRAIN, thread=thread)
+
+
+def test_the_advice_is_about_what_the_workers_can_and_not_about_auto(tmp_path):
+    from swift_rlx.trainers.monitoring import MonitoringMixin
+
+    class Trainer(MonitoringMixin, Started):
+        def __init__(self):
+            self.monitor = None
+
+    trainer = Trainer()
+    monitor, now_s = trainer.start_monitor(tmp_path, 1, None), time.monotonic()
+    trainer._start_pipeline()
+    for step in range(1, 6):
+        monitor.trained(now_s + 10 * step, now_s + 10 * step + 8, step, Phase.WAIT)
+        monitor.trained(now_s + 10 * step + 8, now_s + 10 * step + 10, step)
+    summary = monitor.summary(trainer.pipeline.thread.statistics())
+    monitor.close()
+    assert "limited by the staleness bound" in summary
+    assert "or use a backend that can keep answers in flight" in summary
+
+
+@pytest.mark.slow
+def test_the_start_says_what_publishing_does_to_answers_in_flight(finished):
+    _, records = finished
+    assert "answers in flight when weights are published: keep (--weight_update auto)" in records
 
 
 @pytest.mark.slow
