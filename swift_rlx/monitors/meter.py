@@ -150,6 +150,7 @@ class RolloutMeter:
         if now is None:
             return {}
         total = sum(now.tokens.values())
+        repeated = now.repeated_tokens - (before.repeated_tokens if before else 0)
         wasted = sum(now.tokens[fate] - (before.tokens[fate] if before else 0) for fate in WASTED)
         shares = {
             f"tokens/{fate.name.lower()}_share": tokens / total if total else 0.0
@@ -161,6 +162,7 @@ class RolloutMeter:
             "rollout/retries": float(now.retries - (before.retries if before else 0)),
             "rollout/failovers": float(now.failovers - (before.failovers if before else 0)),
             "rollout/tokens_wasted": float(wasted),
+            "rollout/tokens_repeated": float(repeated),
             **(shares if total else {}),
         }
 

@@ -34,6 +34,8 @@ METRICS: dict[str, str] = {
     "rollout/retries": "requests that were sent again after a failure",
     "rollout/failovers": "times that a worker was taken out because of failures",
     "rollout/tokens_wasted": "generated tokens of which became clear here that they never train: over age, cut, failed",
+    "rollout/tokens_repeated": "generated tokens that were made a second time here, because an attempt failed and the"
+    " next could not go on behind them; they are among the wasted ones",
     **{
         f"tokens/{fate.name.lower()}_share": f"share of all tokens generated so far with the fate '{fate.value}'; the"
         " six sum to 1"
