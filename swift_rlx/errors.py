@@ -9,7 +9,9 @@
     ├── BackendError     (RuntimeError)  a rollout backend did not do what it was asked
     │   ├── BackendTimeout      (TimeoutError)     no answer in time; worth a retry elsewhere
     │   ├── BackendUnavailable  (ConnectionError)  the worker cannot serve now; worth a retry elsewhere
-    │   │   └── WorkerDied                         its process is gone
+    │   │   ├── WorkerDied                         its process ended with the request on it
+    │   │   └── WorkerAbsent                       it is gone or being started; nothing was asked of it
+    │   │       └── WorkerLost                     it died again and again, and is not started any more
     │   └── BackendRejected     (ValueError)       it refused this request; a retry would be refused too
     ├── WeightMismatch   (RuntimeError)  a worker does not serve the weights that it was given
     ├── StalenessError   (RuntimeError)  a token is not of the policy version that it should be
@@ -53,12 +55,15 @@ class CheckpointError(RlxError, RuntimeError):
 
 
 class BackendError(RlxError, RuntimeError):
-    """A rollout backend did not do what it was asked. `lost_tokens`: generated for the request, and gone."""
+    """A rollout backend did not do what it was asked.
+
+    `lost_tokens`: generated in this attempt at the request, those that were told included.
+    """
 
     lost_tokens: int = 0
 
     def losing(self: AnyBackendError, tokens: int) -> AnyBackendError:
-        """The same error, saying how many generated tokens are lost with it."""
+        """The same error, saying how many tokens the attempt had generated."""
         self.lost_tokens = tokens
         return self
 
@@ -72,7 +77,15 @@ class BackendUnavailable(BackendError, ConnectionError):
 
 
 class WorkerDied(BackendUnavailable):
-    """The worker's process is gone."""
+    """The worker's process ended while it had the request."""
+
+
+class WorkerAbsent(BackendUnavailable):
+    """The worker's process has ended, or a new one is not ready; the request was not sent."""
+
+
+class WorkerLost(WorkerAbsent):
+    """The worker died again and again without an answer between, and is not started any more."""
 
 
 class BackendRejected(BackendError, ValueError):

@@ -3,7 +3,7 @@
 Frozen, without behavior beyond derived numbers. Arrays are numpy, one entry per completion token, in the order
 of sampling; `T` is the number of tokens of a completion. Times are seconds of the run's clock (`clock.py`).
 
-    Prompt -> K requests -> Completion -> Trajectory (completion and reward) -> TrajectoryGroup (K of them)
+    Prompt -> K requests -> Chunk, Chunk, ... -> Completion -> Trajectory (and reward) -> TrajectoryGroup (K of them)
 """
 
 from __future__ import annotations
@@ -162,6 +162,50 @@ class Completion:
         if missing := int((~np.isfinite(logprobs)).sum()):
             return f"no finite log-prob for {missing} of {self.num_sampled} sampled tokens"
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of a conversation: places of its first token and behind its last among the sampled ones.
+
+    `context`: digest of the token ids that it answers. `end` and `finish_reason`: None while it is being made.
+    """
+
+    begin: int
+    context: int
+    end: int | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Tokens of an answer that is still being made, from place `begin` of its sampled tokens on. Arrays are [n].
+
+    `turns`: those of a conversation so far, all of them; none for a plain answer.
+    """
+
+    begin: int
+    token_ids: IntArray
+    logprobs: FloatArray
+    policy_steps: IntArray
+    incarnation: int = 0
+    start_s: float = 0.0
+    first_token_s: float = 0.0
+    turns: tuple[Turn, ...] = ()
+
+    def __post_init__(self) -> None:
+        shapes = {array.shape for array in (self.token_ids, self.logprobs, self.policy_steps)}
+        if len(shapes) > 1 or self.begin < 0:
+            raise ValueError(f"a chunk from place {self.begin} on has arrays of the shapes {sorted(shapes)}")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        """The place behind its last token."""
+        return self.begin + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

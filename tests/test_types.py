@@ -22,7 +22,7 @@ def completion(**changes):
 
 def test_every_record_is_frozen_and_slotted():
     records = [kind for kind in vars(types).values() if dataclasses.is_dataclass(kind)]
-    assert len(records) == 10
+    assert len(records) == 12
     for kind in records:
         assert kind.__dataclass_params__.frozen, kind
         assert not hasattr(kind, "__dict__") or "__slots__" in vars(kind), kind

@@ -9,6 +9,7 @@ from swift_rlx.backends.base import (
     resolve_weight_update,
 )
 from swift_rlx.backends.engine import BACKENDS, Engine, EngineFactory, EngineSpec
+from swift_rlx.backends.progress import OnProgress, unwatched
 from swift_rlx.backends.weights import Probe, WeightFiles, WeightKind
 
 __all__ = [
@@ -20,9 +21,11 @@ __all__ = [
     "EngineSpec",
     "GenerationRequest",
     "Health",
+    "OnProgress",
     "Probe",
     "WeightFiles",
     "WeightKind",
     "WeightUpdate",
     "resolve_weight_update",
+    "unwatched",
 ]

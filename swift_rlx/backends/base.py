@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from swift_rlx.backends.progress import OnProgress, unwatched
 from swift_rlx.errors import ConfigError
-from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams
+from swift_rlx.types import Chunk, Completion, PolicyVersion, Prompt, SamplingParams
 
 
 class WeightUpdate(enum.Enum):
@@ -37,6 +38,8 @@ class Capabilities:
     """`publish` may be called with answers in flight, whose later tokens come from the new weights."""
     pin: bool = False
     """`publish` may be called with answers in flight, which finish on their version."""
+    streams: bool = False
+    """It tells of tokens at least every few seconds while it makes some; so one that tells nothing has stalled."""
 
     def can(self, mode: WeightUpdate) -> bool:
         """Whether weights can be published that way."""
@@ -45,7 +48,11 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
-    """One completion to be made. `request_id` is unique among the requests in flight."""
+    """One completion to be made. `request_id` is unique among the requests in flight.
+
+    `prefix`: the first tokens of the answer, from place 0 on, which an earlier attempt has sampled from weights that
+    are not newer than the worker's.
+    """
 
     request_id: str
     prompt: Prompt
@@ -53,6 +60,7 @@ class GenerationRequest:
     sampling: SamplingParams
     attempt: int = 1
     submit_s: float = 0.0
+    prefix: Chunk | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +81,16 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities:
         """Read once, at the start."""
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         """The answer, with token ids as sampled, and log-probability and policy version of each token.
 
         After `abort` of the request: the tokens made so far, with finish reason ABORT. Raises `BackendError`.
+
+        The answer begins with as much of `request.prefix` as the worker goes on behind, unchanged; all limits of the
+        sampling are of the whole answer. A worker that cannot go on begins anew.
+
+        `on_progress` gets the tokens as they come, from the loop; it does not raise. The last token of an answer is
+        told by the return alone: what was told is always the beginning of an answer that goes on.
         """
 
     async def abort(self, request_ids: Collection[str]) -> None:

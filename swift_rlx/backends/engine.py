@@ -9,11 +9,13 @@ An engine is chosen by name: `transformers`, `vllm`, or one that a package offer
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from swift_rlx.backends.base import Backend
+from swift_rlx.errors import ConfigError
 from swift_rlx.registry import Registry
 from swift_rlx.types import FloatArray, IntArray, PolicyVersion
 
@@ -56,3 +58,21 @@ EngineFactory = Callable[[EngineSpec], Engine]
 
 BACKENDS = Registry(kind="rollout backend", group="swift_rlx.backends")
 """Names of engines; ours are registered by their entry points."""
+
+
+def engine_factory(name: str) -> EngineFactory:
+    """What builds the engine of this name: a registered one, or "module:function".
+
+    Raises `PluginError` for a name that nobody offers, `ConfigError` for a path that leads nowhere.
+    """
+    module, _, function = name.partition(":")
+    if not function:
+        factory: EngineFactory = BACKENDS.get(name)
+        return factory
+    try:
+        factory = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the rollout backend '{name}' is refused: {error}; use a registered name or 'module:function'"
+        ) from error
+    return factory

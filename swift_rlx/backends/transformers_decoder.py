@@ -25,7 +25,7 @@ import torch
 from swift_rlx.backends.transformers_answer import Answer
 from swift_rlx.backends.transformers_batch import MAX_PADDING, PER_TOKEN, TokenBatch, keeps_batches_apart
 from swift_rlx.backends.transformers_sampling import draw_rows
-from swift_rlx.errors import BackendError, BackendUnavailable, ConfigError
+from swift_rlx.errors import BackendError, BackendUnavailable, ConfigError, WorkerDied
 from swift_rlx.registry import one_line
 from swift_rlx.types import FinishReason, PolicyVersion
 
@@ -33,6 +33,10 @@ GATHER_S = 0.002
 """How long an idle thread waits for more requests to begin with the first: a group arrives one by one."""
 MAX_PREFILL_TOKENS = 16_384
 """Of a forward over several prompts, padding included: bounds the memory that it takes."""
+MAX_PREFILL_TOKENS_CPU = 2_048
+"""On a CPU it gains nothing by more, and would keep the engine from saying a word for long."""
+TELL_S = 0.25
+"""Seconds between two reports of the tokens that were made."""
 
 
 @dataclass(eq=False)
@@ -65,6 +69,9 @@ class Decoder:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[Answer] = []
         self._waves: list[_Wave] = []
+        self._told_s = 0.0
+        is_cpu = torch.device(model.device).type == "cpu"
+        self._max_prefill_tokens = MAX_PREFILL_TOKENS_CPU if is_cpu else MAX_PREFILL_TOKENS
         probe = TokenBatch(model, [[0]])
         probe.forward()
         self._takes_padding, self._is_standard = probe.takes_padding, probe.is_standard
@@ -103,10 +110,10 @@ class Decoder:
         self.version = version
         self._waiting, self._waves = self._answers(), []
 
-    def fail_all(self, why: str) -> None:
+    def fail_all(self, error: BackendError) -> None:
         """Give up all answers."""
         for answer in self._answers():
-            answer.fail(BackendUnavailable(why))
+            answer.fail(type(error)(str(error)))
         self._waiting, self._waves = [], []
 
     def _answers(self) -> list[Answer]:
@@ -114,7 +121,7 @@ class Decoder:
         return running + [answer for answer in self._waiting if not answer.is_over]
 
     def _run(self) -> None:
-        error = BackendUnavailable("the decoder is closed")
+        error: BackendError = BackendUnavailable("the decoder is closed")
         try:
             while self._obey():
                 self._begin()
@@ -122,11 +129,12 @@ class Decoder:
                 for wave in list(self._waves):
                     self._guard(wave.answers, partial(self._step, wave))
                 self._clear()
+                self._tell()
         except BaseException as fault:
-            error = BackendUnavailable(f"the decoder has ended by {one_line(fault)}; restart the worker")
+            error = WorkerDied(f"the decoder has ended by {one_line(fault)}; restart the worker")
             raise
         finally:
-            self.fail_all(str(error))
+            self.fail_all(error)
             self._on_fault(error)
 
     def _obey(self) -> bool:
@@ -177,7 +185,7 @@ class Decoder:
         if not self._takes_padding and len(prompts[0][0].sequence) != length:
             return False
         cells = length * (len(prompts) + 1)
-        return cells <= MAX_PREFILL_TOKENS and cells <= MAX_PADDING * (tokens + length)
+        return cells <= self._max_prefill_tokens and cells <= MAX_PADDING * (tokens + length)
 
     def _prefill(self, prompts: list[list[Answer]]) -> None:
         """First forward of these answers and their first token; then into a running batch, or a new one."""
@@ -239,19 +247,27 @@ class Decoder:
         for wave in self._waves:
             keep = [row for row, answer in enumerate(wave.answers) if not answer.is_over]
             if 0 < len(keep) < len(wave.answers):
-                wave.batch.select(keep)
-            wave.answers = [wave.answers[row] for row in keep]
+                self._guard(wave.answers, partial(wave.batch.select, keep))
+            wave.answers = [wave.answers[row] for row in keep if not wave.answers[row].is_over]
         self._waves = [wave for wave in self._waves if wave.answers]
         self._waiting = [answer for answer in self._waiting if not answer.is_over]
 
     def _guard(self, answers: list[Answer], work: Callable[[], None]) -> None:
-        """Do the work of a batch; a fault of the model ends its answers and no others."""
+        """Do the work of a batch; a fault of the model ends its answers and no others, if it can still read a token."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - a model raises what it likes
             for answer in answers:
                 if not answer.is_over:
                     answer.fail(BackendUnavailable(f"the model failed with {one_line(error)}"))
+            TokenBatch(self._model, [[0]]).forward()
+
+    def _tell(self) -> None:
+        """Show what every answer has got, from time to time."""
+        if (now := time.monotonic()) - self._told_s >= TELL_S:
+            self._told_s = now
+            for answer in self._answers():
+                answer.tell()
 
 
 def _join(wave: _Wave, added: _Wave) -> None:

@@ -17,12 +17,13 @@ import torch
 
 from swift_rlx.backends.base import Capabilities, GenerationRequest, Health
 from swift_rlx.backends.engine import Engine, EngineSpec
+from swift_rlx.backends.progress import OnProgress, unwatched
 from swift_rlx.backends.transformers_answer import Answer
 from swift_rlx.backends.transformers_decoder import Decoder
 from swift_rlx.backends.transformers_loading import LoadedModel, load
 from swift_rlx.backends.transformers_weights import ModelWeights
 from swift_rlx.backends.weights import WeightFiles
-from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable
+from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WorkerDied
 from swift_rlx.registry import one_line
 from swift_rlx.types import Completion, FloatArray, IntArray, PolicyVersion, Prompt, SamplingParams
 
@@ -42,7 +43,7 @@ class TransformersEngine:
 
     def __init__(self, spec: EngineSpec, loaded: LoadedModel) -> None:
         self.name = spec.name
-        self.capabilities = Capabilities(keep=True)
+        self.capabilities = Capabilities(keep=True, streams=True)
         self._loaded = loaded
         self._weights = ModelWeights(loaded.model)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -52,7 +53,7 @@ class TransformersEngine:
             loaded.model, spec.version, max_inflight=spec.max_inflight, on_fault=self._on_fault
         )
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         """The answer; it is cut to the length of the model. Raises `BackendRejected` for what cannot be decoded."""
         self._raise_if_broken()
         self._check_prompt(request.prompt)
@@ -64,6 +65,7 @@ class TransformersEngine:
         answer = Answer(
             request,
             deliver,
+            show=partial(_from_thread, asyncio.get_running_loop(), on_progress),
             limit=self._limit(request),
             ends=self._loaded.ends.union(request.sampling.stop_token_ids),
             says_stop=self._stop_strings(request.sampling.stop),
@@ -94,7 +96,7 @@ class TransformersEngine:
         return await self._call(partial(self._forward, token_ids))
 
     async def health(self) -> Health:
-        """The version that the model has. Raises `BackendUnavailable` where it has none as a whole."""
+        """The version that the model has. Raises `WorkerDied` where it has none as a whole, or was lost."""
         self._raise_if_broken()
         return Health(self._decoder.version)
 
@@ -107,7 +109,7 @@ class TransformersEngine:
             self._weights.apply(files)
         finally:
             if self._weights.is_torn:  # no answer goes on under weights that are half of each
-                self._decoder.fail_all(f"publish {version} failed midway")
+                self._decoder.fail_all(WorkerDied(f"publish {version} failed midway"))
         self._decoder.restart(version)
 
     @torch.no_grad()
@@ -153,14 +155,12 @@ class TransformersEngine:
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
-            raise BackendUnavailable(f"engine '{self.name}' cannot serve: {self._error}")
+            raise type(self._error)(f"engine '{self.name}' cannot serve: {self._error}")
 
     def _raise_if_broken(self) -> None:
         self._raise_if_ended()
         if self._weights.is_torn:
-            raise BackendUnavailable(
-                f"engine '{self.name}' cannot serve: a publish failed midway; publish again"
-            )
+            raise WorkerDied(f"engine '{self.name}' cannot serve: a publish failed midway; publish again")
 
     def _check_prompt(self, prompt: Prompt) -> None:
         ids, limit = prompt.token_ids, self._loaded.max_length

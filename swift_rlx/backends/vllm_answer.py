@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swift_rlx.backends.base import GenerationRequest
+from swift_rlx.backends.progress import joined
+from swift_rlx.backends.vllm_prefix import seed_behind
 from swift_rlx.errors import BackendError, BackendRejected
-from swift_rlx.types import Completion, FinishReason, IntArray, PolicyVersion
+from swift_rlx.types import Chunk, Completion, FinishReason, IntArray, PolicyVersion
 
-STREAM_TOKENS = 16
+STREAM_TOKENS, STREAM_TOKENS_CPU = 16, 4
 """Tokens that vLLM hands over at once after the first; more of them cost less, fewer are lost with a worker."""
 
 
@@ -24,8 +27,11 @@ class Span(NamedTuple):
     end: int
 
 
-def sampling_parameters(request: GenerationRequest) -> Any:
-    """vLLM's `SamplingParams`. Raises `BackendRejected` for what vLLM does not take."""
+def sampling_parameters(request: GenerationRequest, num_kept: int, stream_tokens: int) -> Any:
+    """vLLM's `SamplingParams` for what follows the first `num_kept` tokens of the answer.
+
+    Raises `BackendRejected` for what vLLM does not take.
+    """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind
@@ -33,13 +39,13 @@ def sampling_parameters(request: GenerationRequest) -> Any:
     sampling = request.sampling
     try:
         return SamplingParams(
-            max_tokens=sampling.max_tokens,
+            max_tokens=sampling.max_tokens - num_kept,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             repetition_penalty=sampling.repetition_penalty,
-            seed=sampling.seed,
+            seed=seed_behind(sampling.seed, num_kept),
             stop=list(sampling.stop),
             stop_token_ids=list(sampling.stop_token_ids),
             logit_bias=dict.fromkeys(sampling.barred_token_ids, float("-inf")) or None,
@@ -47,7 +53,7 @@ def sampling_parameters(request: GenerationRequest) -> Any:
             flat_logprobs=True,
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.DELTA,
-            stream_interval=STREAM_TOKENS,
+            stream_interval=stream_tokens,
         )
     except (VLLMClientError, TypeError, ValueError) as error:
         raise BackendRejected(f"request '{request.request_id}' is refused by vLLM: {error}") from error
@@ -66,9 +72,19 @@ def policy_steps(spans: Iterable[Span], count: int) -> IntArray:
     return steps
 
 
+def spans_so_far(output_processor: Any, request_id: str) -> list[Span] | None:
+    """As `weight_versions` of a finished answer, for one that vLLM still makes; None: it does not any more."""
+    internal_ids = output_processor.external_req_ids.get(request_id)
+    if not internal_ids:
+        return None
+    starts = output_processor.request_states[internal_ids[0]].weight_version_starts
+    ends = [start for _, start in starts[1:]] + [sys.maxsize]
+    return [Span(version, start, end) for (version, start), end in zip(starts, ends, strict=True)]
+
+
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer in the making.
+    """An answer in the making. `token_ids` and `logprobs`: of what follows `prefix`.
 
     `has_begun`: vLLM may know it. `adapter`: vLLM's `LoRARequest`. `pinned`: the one version that makes the whole
     answer; None: vLLM says which made which token.
@@ -76,6 +92,7 @@ class Answer:
 
     request: GenerationRequest
     start_s: float
+    prefix: Chunk | None = None
     has_begun: bool = False
     adapter: Any = None
     pinned: PolicyVersion | None = None
@@ -85,6 +102,12 @@ class Answer:
     spans: list[Span] = field(default_factory=list)
     finish_reason: str | None = None
     is_aborted: bool = False
+    num_told: int = 0
+
+    @property
+    def num_kept(self) -> int:
+        """Tokens of earlier attempts."""
+        return 0 if self.prefix is None else self.prefix.num_tokens
 
     def add(self, output: Any, now_s: float) -> None:
         """Take one `RequestOutput` of vLLM."""
@@ -98,6 +121,19 @@ class Answer:
             self.finish_reason = part.finish_reason
             self.spans = [Span(one.version, one.start, one.end) for one in part.weight_versions or ()]
 
+    def news(self, incarnation: int) -> Chunk:
+        """The tokens that came since the last call. Raises `BackendError` where vLLM did not say what made them."""
+        begin, self.num_told = self.num_told, len(self.token_ids)
+        return Chunk(
+            self.num_kept + begin,
+            np.array(self.token_ids[begin:], np.int32),
+            np.array(self.logprobs[begin:], np.float32),
+            self._steps()[begin:],
+            incarnation,
+            self.start_s,
+            self.first_token_s or self.start_s,
+        )
+
     def completion(self, worker: str, incarnation: int, now_s: float) -> Completion:
         """The finished record. Raises `BackendError` for an end that is an error of vLLM's."""
         count = len(self.token_ids)
@@ -106,15 +142,17 @@ class Answer:
                 f"request '{self.request.request_id}': vLLM ended it by '{self.finish_reason}' with {count} tokens and"
                 f" {len(self.logprobs)} log-probs"
             )
-        steps = (
-            policy_steps(self.spans, count)
-            if self.pinned is None
-            else np.full(count, self.pinned.step, np.int32)
+        rest = Chunk(
+            self.num_kept,
+            np.array(self.token_ids, np.int32),
+            np.array(self.logprobs, np.float32),
+            self._steps(),
         )
+        whole = rest if self.prefix is None else joined([self.prefix, rest])
         return Completion(
-            token_ids=np.array(self.token_ids, np.int32),
-            logprobs=np.array(self.logprobs, np.float32),
-            policy_steps=steps,
+            token_ids=whole.token_ids,
+            logprobs=whole.logprobs,
+            policy_steps=whole.policy_steps,
             finish_reason=FinishReason(self.finish_reason),
             incarnation=incarnation,
             worker=worker,
@@ -123,3 +161,9 @@ class Answer:
             first_token_s=now_s if self.first_token_s is None else self.first_token_s,
             finish_s=now_s,
         )
+
+    def _steps(self) -> IntArray:
+        count = len(self.token_ids)
+        if self.pinned is not None:
+            return np.full(count, self.pinned.step, np.int32)
+        return policy_steps(self.spans, count)

@@ -34,6 +34,7 @@ CALLABLES: dict[str, tuple[str, ...]] = {
     f"{ENGINE}.update_weight_version": ("new_version",),
     f"{ENGINE}.init_weight_transfer_engine": ("request",),
     f"{ENGINE}.shutdown": (),
+    f"{ENGINE}.get_tokenizer": (),
     "vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config": (),
     f"{TRANSFER}.factory:WeightTransferEngineFactory.register_engine": (
         "name",
@@ -89,6 +90,12 @@ FIELDS: dict[str, tuple[str, ...]] = {
     f"{TRANSFER}.base:WeightTransferUpdateRequest": ("update_info",),
     f"{TRANSFER}.base:WeightTransferInitRequest": ("init_info",),
 }
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "vllm.v1.engine.output_processor:OutputProcessor": ("external_req_ids", "request_states"),
+    "vllm.v1.engine.output_processor:RequestState": ("weight_version_starts",),
+    ENGINE: ("output_processor",),
+}
+"""What the constructors of these classes set."""
 NAMES = (
     f"{TRANSFER}.factory:WeightTransferEngineFactory._registry",
     f"{TRANSFER}.base:WeightTransferEngine.receive_weights",
@@ -166,6 +173,11 @@ def _all_faults() -> Iterator[str]:
         yield from fault
         if not fault:
             yield from _missing(place, "field", fields, _fields(found))
+    for place, attributes in ATTRIBUTES.items():
+        found, fault = _find(place)
+        yield from fault
+        if not fault:
+            yield from _missing(place, "attribute", attributes, set(found.__init__.__code__.co_names))
 
 
 def _find(place: str) -> tuple[Any, list[str]]:

@@ -18,10 +18,18 @@ import numpy as np
 
 from swift_rlx.backends.base import Capabilities, GenerationRequest, Health
 from swift_rlx.backends.engine import Engine, EngineSpec
-from swift_rlx.backends.vllm_answer import Answer, sampling_parameters
+from swift_rlx.backends.progress import OnProgress, unwatched
+from swift_rlx.backends.vllm_answer import (
+    STREAM_TOKENS,
+    STREAM_TOKENS_CPU,
+    Answer,
+    sampling_parameters,
+    spans_so_far,
+)
 from swift_rlx.backends.vllm_arguments import EngineArguments, engine_arguments
 from swift_rlx.backends.vllm_contract import check, installed_version, is_supported
 from swift_rlx.backends.vllm_environment import environment
+from swift_rlx.backends.vllm_prefix import text_before, usable_prefix
 from swift_rlx.backends.vllm_processes import ProcessWatch, engine_processes
 from swift_rlx.backends.vllm_weights import VllmWeights
 from swift_rlx.backends.weights import WeightFiles
@@ -93,7 +101,8 @@ class VllmEngine:
     def __init__(self, spec: EngineSpec, arguments: EngineArguments) -> None:
         self.name = spec.name
         pins = arguments.pins(spec)
-        self.capabilities = Capabilities(keep=not pins, pin=pins)
+        self.capabilities = Capabilities(keep=not pins, pin=pins, streams=True)
+        self._stream_tokens = STREAM_TOKENS if spec.devices else STREAM_TOKENS_CPU
         self._clock = LoopClock()
         self._answers: dict[str, Answer] = {}
         self._collecting: dict[str, asyncio.Future[None]] = {}
@@ -104,20 +113,20 @@ class VllmEngine:
         self._watch: ProcessWatch | None = None
         self._num_scored = 0
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         """As `Backend.generate`. `WorkerDied`: vLLM has ended, this process has to end too."""
-        parameters = sampling_parameters(request)
+        answer = Answer(request, self._clock.now(), usable_prefix(request, self._decode))
+        parameters = sampling_parameters(request, answer.num_kept, self._stream_tokens)
         if request.prompt.model_inputs:
             raise BackendRejected(
                 f"request '{request.request_id}' has encoded inputs ({', '.join(request.prompt.model_inputs)}) beside"
                 " its tokens, which the backend 'vllm' does not take: use --rollout_backend transformers"
             )
-        answer = Answer(request, self._clock.now())
         self._answers[request.request_id] = answer
         try:
             await self._begin()
             collecting = self._collecting[request.request_id] = asyncio.ensure_future(
-                self._collect(answer, parameters)
+                self._collect(answer, parameters, on_progress)
             )
             await self._until_death(collecting)
         except BackendError as error:
@@ -127,7 +136,7 @@ class VllmEngine:
             self._collecting.pop(request.request_id, None)
         return answer.completion(self.name, self._weights.version.incarnation, self._clock.now())
 
-    async def _collect(self, answer: Answer, parameters: Any) -> None:
+    async def _collect(self, answer: Answer, parameters: Any, on_progress: OnProgress) -> None:
         request_id = answer.request.request_id
         assert self._publishing is not None, "`_begin` comes first"
         async with self._publishing:  # an answer begins before new weights or under them
@@ -136,11 +145,21 @@ class VllmEngine:
                 self._weights.adapter,
                 self._weights.pinned,
             )
-            stream = self._stream(answer.request.prompt.token_ids, parameters, request_id)
+            stream = self._stream(text_before(answer.request, answer.prefix), parameters, request_id)
         async for output in stream:
             answer.add(output, self._clock.now())
-            if answer.is_aborted and not output.finished:  # it was aborted before vLLM knew it
+            if output.finished:
+                continue
+            if answer.is_aborted:  # it was aborted before vLLM knew it
                 await self._llm.abort(request_id)
+            spans = spans_so_far(self._llm.output_processor, request_id)
+            if spans is not None:
+                answer.spans = spans
+                on_progress(answer.news(self._weights.version.incarnation))
+
+    def _decode(self, token_ids: list[int]) -> str:
+        """As vLLM does where it looks for stop strings."""
+        return str(self._llm.get_tokenizer().decode(token_ids, skip_special_tokens=True))
 
     def _stream(self, token_ids: IntArray, parameters: Any, request_id: str) -> Any:
         from vllm import TokensPrompt

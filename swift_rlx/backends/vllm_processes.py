@@ -2,7 +2,8 @@
 
     worker process (ours) -> VLLM::EngineCore -> VLLM::Worker, one a device
 
-vLLM notices a dead process itself, but seconds later; the operating system says it at once.
+vLLM notices a dead process itself, but seconds later; the operating system says it at once. One that is stopped is as
+good as dead after a while, which vLLM does not notice at all.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 
 TITLE = "VLLM::"
+LOOK_S = 1.0
+LOOKS_STOPPED = 5
+"""Seconds between two looks at the processes, and how many of these in a row may find one stopped."""
 
 
 def engine_processes() -> dict[int, str]:
@@ -34,6 +39,9 @@ class ProcessWatch:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self._descriptors: list[int] = []
+        self._processes = processes
+        self._times_stopped: Counter[int] = Counter()
+        self._timer = self._loop.call_later(LOOK_S, self._look)
         for pid, title in processes.items():
             try:
                 descriptor = os.pidfd_open(pid)
@@ -45,12 +53,28 @@ class ProcessWatch:
 
     def close(self) -> None:
         """Watch no longer."""
+        self._timer.cancel()
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
         self._descriptors.clear()
 
-    def _end(self, pid: int, title: str) -> None:
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+        for pid, title in self._processes.items():
+            self._times_stopped[pid] = self._times_stopped[pid] + 1 if _is_stopped(pid) else 0
+            if self._times_stopped[pid] == LOOKS_STOPPED:
+                return self._end(pid, title, f"was stopped for {LOOKS_STOPPED * LOOK_S:g} s")
+
+    def _end(self, pid: int, title: str, how: str = "has ended") -> None:
         self.close()
         if not self.ended.done():
-            self.ended.set_result(f"its process {title} ({pid}) has ended")
+            self.ended.set_result(f"its process {title} ({pid}) {how}")
+
+
+def _is_stopped(pid: int) -> bool:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False

@@ -3,9 +3,9 @@
     python -m swift_rlx.cluster.host <descriptor of the channel> <name of the worker> <process id of the trainer>
 
 The engine is built in a thread, so that signs of life go out from the first moment. It is taken for lost, and the
-process ends, where building it raises, where one of its calls raises `WorkerDied`, and where its `health` does not
-return for the time after which the trainer would call a silent worker lost. The process does not outlive the
-trainer by more than `ORPHAN_S`, with a guardian or without.
+process ends, where building it raises, where one of its calls raises `WorkerDied`, where its `health` does not return
+within the time that an engine may be without a word, and where one that tells of its tokens has requests and tells of
+none for that time. The process does not outlive the trainer by more than `ORPHAN_S`, with a guardian or without.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
-import importlib
 import os
 import select
 import signal
@@ -24,15 +23,19 @@ import time
 import traceback
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from swift_rlx.backends import BACKENDS, Engine, EngineFactory, EngineSpec, Health
+from swift_rlx.backends import Engine, EngineSpec, Health
+from swift_rlx.backends.engine import engine_factory
+from swift_rlx.backends.progress import Draft
 from swift_rlx.cluster.channel import Channel
 from swift_rlx.cluster.messages import (
     BEAT_S,
+    REPORT_S,
     TO_WORKER,
     Abort,
     Answer,
@@ -50,6 +53,7 @@ from swift_rlx.cluster.messages import (
     Generate,
     Generated,
     Logprobs,
+    Progress,
     Publish,
     Ready,
     Reply,
@@ -57,12 +61,14 @@ from swift_rlx.cluster.messages import (
     Start,
     ToWorker,
 )
-from swift_rlx.errors import BackendRejected, ConfigError, WorkerDied
-from swift_rlx.types import Completion
+from swift_rlx.errors import BackendRejected, WorkerDied
+from swift_rlx.types import Chunk, Completion
+
+Record = TypeVar("Record", Completion, Chunk)
 
 ORPHAN_S = 3.0
 """How long the guardian may take, before the worker ends itself after the trainer's end."""
-WATCH_S = 5.0
+WATCH_S = 2.0
 """Seconds between two questions of the host to its engine."""
 
 
@@ -76,6 +82,8 @@ class Host:
         self._calls: dict[int, tuple[Body, asyncio.Task[None]]] = {}
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._publishing = asyncio.Lock()
+        self._news: dict[int, Draft] = {}
+        self._silent_s = 0.0
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -92,7 +100,8 @@ class Host:
         self._channel.send(Ready(self._engine.capabilities, _note(start.spec)))
         self._doing = ""
         self._spawn(self._listen())
-        self._spawn(self._watch(start.silence_limit_s))
+        self._spawn(self._report())
+        self._spawn(self._watch(start.stall_limit_s))
         return await self._ended
 
     def _load(self, spec: EngineSpec) -> Engine:
@@ -109,6 +118,8 @@ class Host:
     async def _listen(self) -> None:
         while (message := await self._channel.receive()) is not None:
             if isinstance(message, Call):
+                if not self._num_answers:
+                    self._silent_s = 0.0
                 task = asyncio.get_running_loop().create_task(self._serve(message))
                 self._calls[message.number] = (message.body, task)
             elif isinstance(message, Cancel):
@@ -119,7 +130,7 @@ class Host:
 
     async def _serve(self, call: Call) -> None:
         try:
-            self._channel.send(Reply(call.number, await self._answer(call.body)))
+            self._channel.send(Reply(call.number, await self._answer(call.number, call.body)))
         except Exception as error:  # noqa: BLE001 (foreign code)
             if not isinstance(error, (BackendRejected, WorkerDied)):
                 traceback.print_exc()
@@ -128,12 +139,15 @@ class Host:
                 self._end(await self._die(error))
         finally:
             del self._calls[call.number]
+            self._news.pop(call.number, None)
+            self._silent_s = 0.0
         if isinstance(call.body, Close):
             self._end(0)
 
-    async def _answer(self, body: Body) -> Answer:
+    async def _answer(self, number: int, body: Body) -> Answer:
         if isinstance(body, Generate):
-            return Generated(_as_arrays(await self._engine.generate(body.request)))
+            answer = await self._engine.generate(body.request, partial(self._told, number))
+            return Generated(_as_arrays(answer))
         if isinstance(body, Publish):
             async with self._publishing:
                 await self._engine.publish(body.version, body.files)
@@ -144,6 +158,25 @@ class Host:
             return Logprobs(np.asarray(await self._engine.logprobs(body.token_ids), np.float32))
         await self._engine.close()
         return Done()
+
+    @property
+    def _num_answers(self) -> int:
+        """Answers that the engine is making."""
+        return sum(isinstance(body, Generate) for body, _ in self._calls.values())
+
+    def _told(self, number: int, chunk: Chunk) -> None:
+        """The engine made tokens; they are sent with those of the other answers."""
+        self._silent_s = 0.0
+        if number in self._calls:
+            self._news.setdefault(number, Draft(chunk.begin)).add(_as_arrays(chunk))
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            news, self._news = self._news, {}
+            chunks = ((number, draft.whole()) for number, draft in news.items())
+            if answers := tuple((number, chunk) for number, chunk in chunks if chunk is not None):
+                self._channel.send(Progress(answers))
 
     async def _cancel(self, number: int) -> None:
         """The trainer gave a request up. Publishing is not broken off: weights are applied or not."""
@@ -159,11 +192,20 @@ class Host:
             traceback.print_exc()
 
     async def _watch(self, limit_s: float) -> None:
-        """Ask the engine how it is, while it is not busy with new weights."""
+        """Ask the engine how it is, while it is not busy with new weights, and see that it makes tokens."""
+        tick_s, last_s = min(WATCH_S, limit_s / 2), time.monotonic()
         while True:
-            await asyncio.sleep(min(WATCH_S, limit_s / 2))
+            await asyncio.sleep(tick_s)
+            elapsed_s, last_s = time.monotonic() - last_s, time.monotonic()
             if self._publishing.locked():
+                self._silent_s = 0.0
                 continue
+            self._silent_s += min(
+                elapsed_s, 2 * tick_s
+            )  # while we were stopped ourselves, it could say nothing
+            if self._engine.capabilities.streams and self._num_answers and self._silent_s > limit_s:
+                what = f"the engine made no token of {self._num_answers} answers for {limit_s:g} s"
+                return self._end(await self._die(WorkerDied(what)))
             try:
                 await asyncio.wait_for(self._healthy_or_publishing(), limit_s)
             except (TimeoutError, asyncio.TimeoutError):
@@ -207,31 +249,13 @@ class Host:
             self._end(1)
 
 
-def engine_factory(name: str) -> EngineFactory:
-    """What builds the engine of this name: a registered one, or "module:function".
-
-    Raises `PluginError` for a name that nobody offers, `ConfigError` for a path that leads nowhere.
-    """
-    module, _, function = name.partition(":")
-    if not function:
-        factory: EngineFactory = BACKENDS.get(name)
-        return factory
-    try:
-        factory = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"the rollout backend '{name}' is refused: {error}; use a registered name or 'module:function'"
-        ) from error
-    return factory
-
-
-def _as_arrays(completion: Completion) -> Completion:
+def _as_arrays(record: Record) -> Record:
     """Lists and other integers do too, as long as they say the same."""
     return replace(
-        completion,
-        token_ids=np.asarray(completion.token_ids, np.int32),
-        logprobs=np.asarray(completion.logprobs, np.float32),
-        policy_steps=np.asarray(completion.policy_steps, np.int32),
+        record,
+        token_ids=np.asarray(record.token_ids, np.int32),
+        logprobs=np.asarray(record.logprobs, np.float32),
+        policy_steps=np.asarray(record.policy_steps, np.int32),
     )
 
 

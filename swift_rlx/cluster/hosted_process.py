@@ -1,7 +1,8 @@
 """One worker process from its start to its end, as the trainer sees it.
 
-Its end is noticed through its pidfd; that it hangs, by its silence. Either way every call that waits gets `WorkerDied`
-with the end of the log, once; then its process group is killed, with what it left in shared memory.
+Its end is noticed through its pidfd; that it hangs, by its silence, the sooner where it is stopped. Either way every
+call that waits gets `WorkerDied` with the end of the log, once; then its process group is killed, with what it left in
+shared memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from typing import Any
 
+from swift_rlx.backends import OnProgress, unwatched
 from swift_rlx.cluster.channel import BrokenMessage, Channel
 from swift_rlx.cluster.guardian import end_group, guardian
 from swift_rlx.cluster.launch import Launch, check_system
@@ -33,10 +35,12 @@ from swift_rlx.cluster.messages import (
     Dying,
     FromWorker,
     Generate,
+    Progress,
     Ready,
     Reply,
     Start,
 )
+from swift_rlx.cluster.process_state import STOPPED_S, is_stopped
 from swift_rlx.errors import BackendError, RlxError, WorkerDied
 
 LAST_WORDS_S = 0.3
@@ -69,6 +73,7 @@ class HostedProcess:
         self._log_begin = log_begin
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._listeners: dict[int, OnProgress] = {}
         self._reason: str | None = None
         self._last_words: Dying | None = None
         self._silent_s = 0.0
@@ -78,6 +83,8 @@ class HostedProcess:
         self._pidfd = os.pidfd_open(process.pid)
         loop.add_reader(self._pidfd, self._exited)
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
 
     @classmethod
     async def launch(cls, launch: Launch) -> HostedProcess:
@@ -90,7 +97,7 @@ class HostedProcess:
             mark = f"{os.getpid()}.{secrets.token_hex(8)}"
             process = launch.popen(theirs, mark)
             guardian().add_group(process.pid, mark)
-            channel.send(Start(launch.spec, tuple(sys.path), launch.silence_limit_s))
+            channel.send(Start(launch.spec, tuple(sys.path), launch.stall_limit_s))
             return cls(launch, process, mark, channel, log_begin)
 
     @property
@@ -98,14 +105,14 @@ class HostedProcess:
         """Whether it can still answer."""
         return self._reason is None
 
-    async def call(self, body: Body) -> Answer:
+    async def call(self, body: Body, on_progress: OnProgress = unwatched) -> Answer:
         """The answer. Raises what the engine raised, or `WorkerDied`; a call that is cancelled is cancelled there."""
         if self._reason is not None:
             raise self.death()
         number = next(self._numbers)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._channel.send(Call(number, body))
-        self._pending[number] = answer
+        self._pending[number], self._listeners[number] = answer, on_progress
         try:
             return await answer
         except asyncio.CancelledError:
@@ -113,7 +120,7 @@ class HostedProcess:
                 self._channel.send(Cancel(number))
             raise
         finally:
-            self._pending.pop(number, None)
+            del self._pending[number], self._listeners[number]
 
     def abort(self, request_ids: tuple[str, ...]) -> None:
         """Tell it to end these requests."""
@@ -187,6 +194,10 @@ class HostedProcess:
         elif isinstance(message, Dying):
             self._last_words = message
             self.kill("lost its engine")
+        elif isinstance(message, Progress):
+            for number, chunk in message.answers:
+                if (waiting := self._pending.get(number)) is not None and not waiting.done():
+                    self._listeners[number](chunk)
         elif (answer := self._pending.get(message.number)) is not None and not answer.done():
             if isinstance(message, Reply):
                 answer.set_result(message.body)
@@ -208,6 +219,14 @@ class HostedProcess:
                 )
             elif self._silent_s > limit_s:
                 self.kill(f"gave no sign of life for {limit_s:g} s and was killed")
+            elif self._silent_s > STOPPED_S and is_stopped(self.pid):
+                self.kill(f"was stopped for {STOPPED_S:g} s and was killed")
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody listens or watches any more: by a bug of ours, or of who listens to progress."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.kill(f"was killed after {type(error).__name__}: {error}")
+            raise error
 
     def _exited(self) -> None:
         """Its process has ended, and is still a zombie, so that nobody else gets its number."""

@@ -26,13 +26,17 @@ RANKS_ONLY_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_")
 
 @dataclass(frozen=True)
 class Launch:
-    """How a worker is started. `environment` is laid over that of the trainer."""
+    """How a worker is started. `environment` is laid over that of the trainer.
+
+    `silence_limit_s`: how long the process may give no sign of life; `stall_limit_s`: its engine, with requests on it.
+    """
 
     name: str
     spec: EngineSpec
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    silence_limit_s: float = 30.0
+    silence_limit_s: float = 25.0
+    stall_limit_s: float = 45.0
 
     def popen(self, theirs: socket.socket, mark: str) -> subprocess.Popen[bytes]:
         """The process, with its end of the channel."""

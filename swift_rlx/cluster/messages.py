@@ -5,6 +5,7 @@
                             <-       Beat(doing) ...           from the first moment, every `BEAT_S` seconds
                             <-       Ready(capabilities)       or Dying, where the engine cannot be built
     Call(number, ...)       ->
+                            <-       Progress(answers)         new tokens of all answers, every `REPORT_S` seconds
                             <-       Reply(number, ...)        or Failed(number, error), in any order
     Cancel(number)          ->                                 nobody waits for that reply any more
     Abort(request_ids)      ->                                 these answers end with the tokens that they have
@@ -26,10 +27,12 @@ import numpy as np
 from swift_rlx import errors
 from swift_rlx.backends import Capabilities, EngineSpec, GenerationRequest, WeightFiles
 from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, RlxError
-from swift_rlx.types import Completion, FloatArray, IntArray, PolicyVersion
+from swift_rlx.types import Chunk, Completion, FloatArray, IntArray, PolicyVersion
 
 BEAT_S = 0.5
 """Seconds between two signs of life."""
+REPORT_S = 0.3
+"""Seconds between two messages about tokens, each for all answers in flight; so much is lost when a worker dies."""
 
 _ARRAY = 1
 """Code of an array among msgpack's extension types."""
@@ -63,11 +66,14 @@ class ErrorRecord(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
-    """The first message. `sys_path`: the trainer's, so that a factory is found where the trainer finds it."""
+    """The first message. `sys_path`: the trainer's, so that a factory is found where the trainer finds it.
+
+    `stall_limit_s`: how long the engine may be without a word while it has requests.
+    """
 
     spec: EngineSpec
     sys_path: tuple[str, ...]
-    silence_limit_s: float
+    stall_limit_s: float
 
 
 class Generate(msgspec.Struct, tag=True, frozen=True):
@@ -129,6 +135,12 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     note: str = ""
 
 
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """Tokens of answers that are being made, each with the number of its call."""
+
+    answers: tuple[tuple[int, Chunk], ...]
+
+
 class Generated(msgspec.Struct, tag=True, frozen=True):
     """An answer."""
 
@@ -177,7 +189,7 @@ class Dying(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker = Start | Call | Cancel | Abort
-FromWorker = Beat | Ready | Reply | Failed | Dying
+FromWorker = Beat | Ready | Progress | Reply | Failed | Dying
 
 
 def without_columns(request: GenerationRequest) -> GenerationRequest:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from swift_rlx.backends import Capabilities, EngineSpec, GenerationRequest, Health, Probe, WeightFiles
+from swift_rlx.backends import (
+    Capabilities,
+    EngineSpec,
+    GenerationRequest,
+    Health,
+    OnProgress,
+    Probe,
+    WeightFiles,
+    unwatched,
+)
 from swift_rlx.cluster.hosted_process import HostedProcess
 from swift_rlx.cluster.launch import Launch
 from swift_rlx.cluster.messages import (
@@ -31,13 +38,18 @@ from swift_rlx.errors import (
     ConfigError,
     RlxError,
     WeightMismatch,
-    WorkerDied,
+    WorkerAbsent,
+    WorkerLost,
 )
 from swift_rlx.types import Completion, FloatArray, IntArray, PolicyVersion
 
-MAX_RESTARTS = 3
-RESTART_WINDOW_S = 600.0
-"""A worker that died is started again at most `MAX_RESTARTS` times within this many seconds."""
+MAX_STARTS_IN_VAIN = 5
+"""A worker that died is started again, unless so many starts in a row have ended without an answer."""
+LOST_S = 600.0
+"""After that time one that was given up is tried once more."""
+RESTART_FACTOR = 3.0
+MIN_RESTART_S = 60.0
+"""A start after the first may take `RESTART_FACTOR` times as long as that one did, and at least so many seconds."""
 
 logger = logging.getLogger("swift_rlx")
 
@@ -47,8 +59,11 @@ class WorkerProcess:
 
     `run_directory`: where its log `<name>.log` goes. `environment`: laid over the trainer's. `start_limit_s`: how long
     it may take until its engine answers. `silence_limit_s`: without a sign of life for that long it is killed.
-    `close_grace_s`: how long it may take to end when asked. `probe_difference`: nats, of the last weights that
-    came with a probe. `start_number`: how often it was started.
+    `stall_limit_s`: so is it where its engine has requests and is without a word for that long. `close_grace_s`: how
+    long it may take to end when asked. `probe_difference`: nats, of the last weights that came with a probe.
+    `start_number`: how often it was started.
+
+    Where the process has ended, or a new one is not ready, every call raises `WorkerAbsent`; `health` starts a new one.
     """
 
     def __init__(
@@ -59,21 +74,24 @@ class WorkerProcess:
         name: str = "worker-0",
         environment: Mapping[str, str] | None = None,
         start_limit_s: float = 600.0,
-        silence_limit_s: float = 30.0,
+        silence_limit_s: float = 25.0,
+        stall_limit_s: float = 45.0,
         close_grace_s: float = 3.0,
     ) -> None:
         self.name = name
         self.log = run_directory / f"{name}.log"
         self.start_number = 0
         self.probe_difference: float | None = None
-        self._launch = Launch(name, spec, self.log, dict(environment or {}), silence_limit_s)
+        self._launch = Launch(name, spec, self.log, dict(environment or {}), silence_limit_s, stall_limit_s)
         self._start_limit_s = start_limit_s
         self._close_grace_s = close_grace_s
         self._process: HostedProcess | None = None
         self._ready: Ready | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._restarts: deque[float] = deque()
+        self._starts_in_vain = 0
+        self._last_start_s = 0.0
+        self._has_published = self._needs_weights = False
         self._unchecked: tuple[PolicyVersion, Probe] | None = None
 
     async def start(self) -> None:
@@ -85,7 +103,8 @@ class WorkerProcess:
         if self._closing is not None:
             raise BackendUnavailable(f"worker '{self.name}' is closed")
         if self._starting is None or (self._starting.done() and not self._is_serving):
-            self._starting = asyncio.get_running_loop().create_task(self._start())
+            self._begin_start()
+        assert self._starting is not None
         await asyncio.shield(self._starting)
 
     @property
@@ -100,9 +119,12 @@ class WorkerProcess:
         """Of the process; also the number of its group."""
         return None if self._process is None else self._process.pid
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         """The engine's answer. Raises `WorkerDied` where the process ends before, and what the engine raises."""
-        answer = await self._call(Generate(without_columns(request)))
+        if self._needs_weights:
+            raise WorkerAbsent(f"worker '{self.name}' was started again and waits for its weights")
+        answer = await self._call(Generate(without_columns(request)), on_progress)
+        self._starts_in_vain = 0
         assert isinstance(answer, Generated)
         return replace(answer.completion, worker=self.name)
 
@@ -120,20 +142,24 @@ class WorkerProcess:
             raise ConfigError(
                 f"weights {version} are refused: worker processes take WeightFiles, not {payload!r}"
             )
-        self._unchecked = None if payload.probe is None else (version, payload.probe)
+        check = self._unchecked = None if payload.probe is None else (version, payload.probe)
+        self._has_published = True
         await self._call(Publish(version, replace(payload, probe=None)))
-        await self._check_probe()
+        self._needs_weights = False
+        if check is not None:
+            await self._check_probe(check)
 
     async def health(self) -> Health:
-        """The version that it serves. Where the process has died, a new one is started first.
+        """The version that it serves. Raises `WorkerAbsent` where it has died, and begins to start a new process.
 
-        Raises `WorkerDied` where it died too often, and what `start` raises.
+        Raises `WorkerLost` where that is not worth it any more.
         """
-        await self._renew()
+        if self._closing is None and not self._is_serving:
+            self._renew()
         answer = await self._call(AskHealth())
         assert isinstance(answer, Serving)
         if self._unchecked is not None and self._unchecked[0] == answer.version:
-            await self._check_probe()  # who published did not wait for it
+            await self._check_probe(self._unchecked)  # who published did not wait for it
         return Health(answer.version)
 
     async def logprobs(self, token_ids: IntArray) -> FloatArray:
@@ -148,19 +174,28 @@ class WorkerProcess:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
-    async def _call(self, body: Body) -> object:
+    async def _call(self, body: Body, on_progress: OnProgress = unwatched) -> object:
         if self._closing is not None:
             raise BackendUnavailable(f"worker '{self.name}' is closed")
         if self._process is None:
             raise BackendUnavailable(f"worker '{self.name}' was not started: await its `start` first")
-        if self._process.is_alive and not self._process.ready.done():
-            raise BackendUnavailable(f"worker '{self.name}' is being started: it is {self._process.doing}")
-        return await self._process.call(body)
+        if not self._process.is_alive:
+            raise WorkerAbsent(str(self._process.death()))
+        if not self._process.ready.done():
+            raise WorkerAbsent(f"worker '{self.name}' is being started: it is {self._process.doing}")
+        return await self._process.call(body, on_progress)
+
+    def _begin_start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._starts_in_vain += 1
+        self._last_start_s = loop.time()
+        self._starting = loop.create_task(self._start())
+        self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.start_number += 1
-        self._unchecked = None
+        self._unchecked, self._needs_weights = None, self._has_published
         process = self._process = await HostedProcess.launch(self._launch)
         try:
             self._ready = await asyncio.wait_for(asyncio.shield(process.ready), self._start_limit_s)
@@ -176,8 +211,12 @@ class WorkerProcess:
         except RlxError:
             await asyncio.wait({process.ended})
             raise
+        took_s = asyncio.get_running_loop().time() - self._last_start_s
+        if self.start_number == 1:
+            self._start_limit_s = min(self._start_limit_s, max(RESTART_FACTOR * took_s, MIN_RESTART_S))
         logger.info(
-            f"worker '{self.name}' is ready: process {process.pid}, {self._ready.note}, log {self.log}"
+            f"worker '{self.name}' is ready after {took_s:.1f} s: process {process.pid}, {self._ready.note},"
+            f" log {self.log}"
         )
 
     @property
@@ -185,29 +224,25 @@ class WorkerProcess:
         process = self._process
         return process is not None and process.is_alive and process.ready.done()
 
-    async def _renew(self) -> None:
-        """Start a new process where the last one died; one that starts already is waited for."""
-        if self._process is None or self._starting is None or self._is_serving:
+    def _renew(self) -> None:
+        """Begin to start a new process where the last one has ended."""
+        if self._process is None or self._starting is None or not self._starting.done():
             return
-        if self._starting.done():
-            now = time.monotonic()
-            while self._restarts and now - self._restarts[0] > RESTART_WINDOW_S:
-                self._restarts.popleft()
-            error = self._starting.exception() or self._process.death()
-            if len(self._restarts) == MAX_RESTARTS:
-                raise WorkerDied(
-                    f"worker '{self.name}' was started again {MAX_RESTARTS} times within {RESTART_WINDOW_S:g} s,"
-                    f" which is the limit; the last time: {error}"
-                )
-            self._restarts.append(now)
-            logger.warning(f"worker '{self.name}' is started again: {error}")
-        await self.start()
+        error = self._starting.exception() or self._process.death()
+        waited_s = asyncio.get_running_loop().time() - self._last_start_s
+        if self._starts_in_vain >= MAX_STARTS_IN_VAIN and waited_s < LOST_S:
+            raise WorkerLost(
+                f"worker '{self.name}' was started {self._starts_in_vain} times in a row without giving an answer, and"
+                f" is not started again; the last time: {error}"
+            )
+        logger.warning(f"worker '{self.name}' is started again: {error}")
+        self._begin_start()
 
-    async def _check_probe(self) -> None:
-        if self._unchecked is None:
-            return
-        version, probe = self._unchecked
+    async def _check_probe(self, check: tuple[PolicyVersion, Probe]) -> None:
+        version, probe = check
         served = await self.logprobs(probe.token_ids)
+        if self._unchecked is not check:
+            return  # other weights were published meanwhile
         fits = served.shape == probe.logprobs.shape
         self.probe_difference = probe.difference(served) if fits else float("inf")
         if self.probe_difference > probe.tolerance:

@@ -150,6 +150,7 @@ class RolloutMeter:
         if now is None:
             return {}
         total = sum(now.tokens.values())
+        repeated = now.repeated_tokens - (before.repeated_tokens if before else 0)
         wasted = sum(now.tokens[fate] - (before.tokens[fate] if before else 0) for fate in WASTED)
         dropped = sum(now.dropped.values()) - (sum(before.dropped.values()) if before else 0)
         shares = {
@@ -163,6 +164,7 @@ class RolloutMeter:
             "rollout/failovers": float(now.failovers - (before.failovers if before else 0)),
             "rollout/groups_dropped": float(dropped),
             "rollout/tokens_wasted": float(wasted),
+            "rollout/tokens_repeated": float(repeated),
             **(shares if total else {}),
         }
 

@@ -37,6 +37,8 @@ METRICS: dict[str, str] = {
     " turned away by --dynamic_sample",
     "rollout/tokens_wasted": "generated tokens of which became clear since the last line that they never train: over"
     " age, cut, failed",
+    "rollout/tokens_repeated": "generated tokens that were made a second time since the last line, because an attempt"
+    " failed and the next could not go on behind them; they are among the wasted ones",
     **{
         f"tokens/{fate.name.lower()}_share": f"share of all tokens generated so far with the fate '{fate.value}'; the"
         " six sum to 1"

@@ -38,6 +38,10 @@ class Counters(Protocol):
         """Requests sent again."""
 
     @property
+    def repeated_tokens(self) -> int:
+        """Tokens that were made a second time after a failure."""
+
+    @property
     def failovers(self) -> int:
         """Ejections of workers."""
 

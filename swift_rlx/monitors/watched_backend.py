@@ -7,7 +7,7 @@ from typing import Any
 
 from swift_rlx.errors import BackendError
 from swift_rlx.monitors.monitor import Monitor
-from swift_rlx.types import Completion, PolicyVersion
+from swift_rlx.types import Chunk, Completion, PolicyVersion
 
 
 class WatchedBackend:
@@ -31,14 +31,16 @@ class WatchedBackend:
         """The backend's."""
         return self._backend.capabilities
 
-    async def generate(self, request: Any) -> Completion:
+    async def generate(
+        self, request: Any, on_progress: Callable[[Chunk], None] = lambda chunk: None
+    ) -> Completion:
         """The backend's answer."""
         label, begin_s = (
             f"prompt {request.prompt.epoch}/{request.prompt.index} #{request.member}",
             self._now(),
         )
         try:
-            completion: Completion = await self._backend.generate(request)
+            completion: Completion = await self._backend.generate(request, on_progress)
         except BackendError as error:
             self._monitor.failed(self.name, begin_s, self._now(), f"{label}: {type(error).__name__}")
             raise

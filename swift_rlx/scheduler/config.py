@@ -61,9 +61,14 @@ class RolloutConfig:
     train_order: TrainOrder = TrainOrder.COMPLETION
     stale_tokens: StaleTokens = StaleTokens.MASK
     request_timeout_s: float = 300.0
-    """Of the first attempt; doubled with each further one, so that long answers are not cut again and again."""
+    """Of the first attempt at a request; doubled with each further one, so that long answers are not cut again and
+    again. So are the next two, which count for workers that tell of tokens as they make them (`time_limits.py`)."""
+    first_token_limit_s: float = 45.0
+    """How long a request may be without a token, while its worker works on none that came before it."""
+    token_gap_limit_s: float = 45.0
+    """The same between two of its tokens."""
     retries: int = 3
-    """Further attempts per request."""
+    """Further attempts per request. The death of a worker counts as one of those that may have caused it."""
     abort_grace_s: float = 5.0
     """How long a backend may take to end a request that it was told to end."""
     outage_limit_s: float = 60.0
@@ -109,6 +114,8 @@ class RolloutConfig:
         for name in (
             "target_latency_s",
             "request_timeout_s",
+            "first_token_limit_s",
+            "token_gap_limit_s",
             "abort_grace_s",
             "outage_limit_s",
             "publish_limit_s",

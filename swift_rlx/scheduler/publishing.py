@@ -10,6 +10,7 @@ A worker that fails at it is ejected, and gets the weights before it is readmitt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from swift_rlx.backends.base import WeightUpdate
@@ -63,8 +64,7 @@ class Publisher:
             if worker.state is not WorkerState.PAUSED:
                 return  # it was ejected meanwhile
         try:
-            publishing = worker.backend.publish(version, payload)
-            await within(self._limit_s, publishing, f"worker '{worker.name}' to take weights {version}")
+            await give_weights(worker, version, payload, self._limit_s)
         except BackendError as error:
             self._on_failure(worker, error)
             return
@@ -73,6 +73,13 @@ class Publisher:
             worker.state = WorkerState.OPEN
 
     async def _wait_until_idle(self, worker: Worker) -> None:
-        while worker.inflight:
+        while worker.inflight and worker.state is WorkerState.PAUSED:
             self._idle[worker.name].clear()
             await self._idle[worker.name].wait()
+
+
+async def give_weights(worker: Worker, version: PolicyVersion, payload: object, limit_s: float) -> None:
+    """Let one worker take weights; its answers need not show signs of life meanwhile. Raises `BackendError`."""
+    with contextlib.nullcontext() if worker.pulse is None else worker.pulse.publishing():
+        publishing = worker.backend.publish(version, payload)
+        await within(limit_s, publishing, f"worker '{worker.name}' to take weights {version}")

@@ -1,17 +1,28 @@
 """Workers that fail: ejected, asked from time to time, given the current weights, and readmitted.
 
-The run ends with the last error once no worker has been well for `outage_limit_s`.
+The run ends with the last error once no worker has been well for `outage_limit_s`, and at once when none of them will
+be started any more. The time in which a process of our own is being started does not count: that has a limit itself.
 """
 
 from __future__ import annotations
 
-from swift_rlx.errors import BackendError, BackendUnavailable, StalenessError
+import logging
+
+from swift_rlx.clock import Timer
+from swift_rlx.errors import BackendError, BackendUnavailable, StalenessError, WorkerAbsent, WorkerLost
+from swift_rlx.scheduler.publishing import give_weights
 from swift_rlx.scheduler.requests import within
 from swift_rlx.scheduler.routing import Worker, WorkerState
 from swift_rlx.scheduler.state import RunState
 from swift_rlx.types import PolicyVersion
 
 HEALTH_LIMIT_S = 10.0
+STARTING_S = 1.0
+"""After how long a worker whose process is being started is asked again."""
+PROBE_S = 5.0
+"""How much longer an outage may last, each time, while a worker has a request that shows whether it is well."""
+
+logger = logging.getLogger("swift_rlx")
 
 
 class Recovery:
@@ -19,61 +30,99 @@ class Recovery:
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._failing_since: float | None = None
+        self._outage: Timer | None = None
+        self._outage_since_s = 0.0
+        self._last_error: BackendError | None = None
+        self._lost: set[str] = set()
 
     def succeeded(self) -> None:
-        """A worker gave an answer."""
-        self._failing_since = None
+        """A worker gave an answer, or made tokens."""
+        if self._outage is not None:
+            self._outage.cancel()
+            self._outage = None
 
     def failed(self, worker: Worker, error: BackendError, is_dead: bool) -> None:
         """A request failed by the worker's fault."""
         if self._state.router.failed(worker, is_dead):
-            self._state.supervisor.spawn(self._bring_back(worker))
+            self._ejected(worker, error, is_dead)
         self._note(error)
 
     def publish_failed(self, worker: Worker, error: BackendError) -> None:
         """The worker did not take weights; it may serve old ones, so it gets no request."""
-        if worker.state is WorkerState.EJECTED:
-            return
-        self._state.router.eject(worker)
-        self._state.supervisor.spawn(self._bring_back(worker))
-        self._note(error)
+        if self._state.router.eject(worker):
+            self._ejected(worker, error, is_dead=isinstance(error, WorkerAbsent))
+            self._note(error)
+
+    def _ejected(self, worker: Worker, error: BackendError, is_dead: bool) -> None:
+        logger.warning(f"worker '{worker.name}' gets no more requests until it is well again: {error}")
+        if is_dead:  # a new process can be started at once, unless the last one was of no use either
+            wait_s = STARTING_S if worker.ejections > 1 else 0.0
+        else:
+            wait_s = self._state.router.ejection_s(worker)
+        self._state.supervisor.spawn(self._bring_back(worker, wait_s))
 
     def _note(self, error: BackendError) -> None:
-        state, now = self._state, self._state.clock.now()
-        if not state.router.is_none_well:
-            self._failing_since = None
-            return
-        if self._failing_since is None:
-            self._failing_since = now
-        if now - self._failing_since >= state.config.outage_limit_s:
-            end = BackendUnavailable(
-                f"no rollout worker has answered for {now - self._failing_since:.0f} s; the last error: {error}"
-            )
-            end.__cause__ = error
-            state.supervisor.fail(end)
+        self._last_error = error
+        if not self._state.router.is_none_well:
+            self.succeeded()
+        elif self._outage is None:
+            self._outage_since_s = self._state.clock.now()
+            self._wait_for_end(self._state.config.outage_limit_s)
 
-    async def _bring_back(self, worker: Worker) -> None:
+    def _wait_for_end(self, seconds: float) -> None:
+        self._outage = self._state.clock.call_later(seconds, self._end)
+
+    def _end(self) -> None:
+        """The outage has lasted as long as it may."""
+        workers, error = self._state.router.workers, self._last_error
+        if any(worker.state is WorkerState.OPEN and worker.inflight for worker in workers):
+            self._wait_for_end(PROBE_S)  # this request will tell; it has a time limit of its own
+            return
+        lasted_s = self._state.clock.now() - self._outage_since_s
+        self._fail(f"no rollout worker has answered for {lasted_s:.0f} s; the last error: {error}")
+
+    def _fail(self, text: str) -> None:
+        end = BackendUnavailable(text)
+        end.__cause__ = self._last_error
+        self._state.supervisor.fail(end)
+
+    async def _bring_back(self, worker: Worker, wait_s: float) -> None:
         state = self._state
         while True:
-            await state.clock.sleep(state.router.ejection_s(worker))
+            await state.clock.sleep(wait_s)
             try:
                 await self._renew(worker)
+            except WorkerLost as error:
+                self._lose(worker, error)
+                wait_s = state.router.ejection_s(worker)
+            except WorkerAbsent:
+                self.succeeded()  # it is being started, within a limit of its own
+                wait_s = STARTING_S
             except BackendError as error:
-                state.router.eject(worker)
+                state.router.is_still_ill(worker)
                 self._note(error)
-                continue
-            state.router.readmit(worker)
-            state.events.generate.set()
-            return
+                wait_s = state.router.ejection_s(worker)
+            else:
+                self._lost.discard(worker.name)
+                logger.info(f"worker '{worker.name}' is well and serves weights {worker.version}")
+                state.router.readmit(worker)
+                state.events.generate.set()
+                return
+
+    def _lose(self, worker: Worker, error: WorkerLost) -> None:
+        self._last_error = error
+        self._state.router.is_still_ill(worker)
+        if worker.name not in self._lost:
+            logger.warning(str(error))
+        self._lost.add(worker.name)
+        if len(self._lost) == len(self._state.router.workers):
+            self._fail(f"no rollout worker is left; the last error: {error}")
 
     async def _renew(self, worker: Worker) -> None:
         """Bring the worker to the version that the others serve, which may change meanwhile."""
         version = await served_version(worker)
         while version != (live := self._state.live):
-            publishing = worker.backend.publish(live, self._state.live_payload)
-            limit_s = self._state.config.publish_limit_s
-            await within(limit_s, publishing, f"worker '{worker.name}' to take weights {live}")
+            await give_weights(worker, live, self._state.live_payload, self._state.config.publish_limit_s)
             if (version := await served_version(worker)) != live:
                 raise StalenessError(
                     f"worker '{worker.name}' took weights {live}, but says that it serves {version}"

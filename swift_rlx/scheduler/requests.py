@@ -1,21 +1,22 @@
-"""One attempt at one request, with its time limit. Every attempt ends: with an answer or with a `BackendError`."""
+"""One attempt at one request. Every attempt ends: with an answer or with a `BackendError`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from swift_rlx.backends.base import Backend, GenerationRequest
-from swift_rlx.clock import Clock, Timer
+from swift_rlx.backends.progress import Draft, OnProgress
 from swift_rlx.errors import BackendError, BackendTimeout, BackendUnavailable
 from swift_rlx.scheduler.groups import OpenGroup
 from swift_rlx.scheduler.inflight import Mark
+from swift_rlx.scheduler.routing import Load
+from swift_rlx.scheduler.time_limits import TimeLimit
 from swift_rlx.types import Completion
 
 Result = TypeVar("Result")
-Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
 @dataclass(slots=True, eq=False)
@@ -24,12 +25,24 @@ class Job:
 
     group: OpenGroup
     member: int
-    tokens: int
-    """About how many tokens it will hold in flight, prompt included."""
-    is_long: bool
+    load: Load
     attempt: int = 1
     avoid: set[str] = field(default_factory=set)
     """Workers on which it failed."""
+    draft: Draft = field(default_factory=Draft)
+    """What it has of its answer; all of it is booked as in flight."""
+    draft_submit_s: float = 0.0
+    """When the attempt was submitted that made the first token of the draft."""
+    kept: int = 0
+    """How many of its tokens come from earlier attempts."""
+    furthest: int = 0
+    """The most tokens that it ever had at the end of an attempt."""
+    is_away: bool = False
+    """It is with its environment, not with the worker."""
+    is_blamed: bool | None = None
+    """Whether the death of its worker uses up an attempt; None: the worker lives, or nobody has looked yet."""
+    deaths: int = 0
+    """Of workers that it was on, without getting anywhere."""
     is_being_cut: bool = False
     """Whether we told the backend to end it."""
     mark: Mark | None = None
@@ -37,37 +50,10 @@ class Job:
     was_cut: bool = False
     """Whether its tokens were thrown away once, at a publish by `abort`."""
 
-
-class TimeLimit:
-    """Ends an attempt that takes too long: first by asking the backend, after the grace by cancelling the call."""
-
-    def __init__(self, backend: Backend, request_id: str, clock: Clock, spawn: Spawn, grace_s: float) -> None:
-        self.is_over = False
-        self._backend = backend
-        self._request_id = request_id
-        self._clock = clock
-        self._spawn = spawn
-        self._grace_s = grace_s
-        self._task = asyncio.current_task()
-        self._timer: Timer | None = None
-
-    def start(self, limit_s: float) -> None:
-        """The clock runs."""
-        self._timer = self._clock.call_later(limit_s, self._expire)
-
-    def stop(self) -> None:
-        """The attempt has ended."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _expire(self) -> None:
-        self.is_over = True
-        self._spawn(abort_requests(self._backend, (self._request_id,)))
-        self._timer = self._clock.call_later(self._grace_s, self._cancel)
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the attempt got further than any before it."""
+        return self.draft.num_tokens > self.furthest
 
 
 async def abort_requests(backend: Backend, request_ids: tuple[str, ...]) -> None:
@@ -79,28 +65,26 @@ async def abort_requests(backend: Backend, request_ids: tuple[str, ...]) -> None
 
 
 async def attempt(
-    backend: Backend, request: GenerationRequest, limit: TimeLimit, limit_s: float
+    backend: Backend, request: GenerationRequest, limit: TimeLimit, on_progress: OnProgress
 ) -> Completion:
-    """The answer of one attempt.
+    """The answer of one attempt, within a limit that was started; one that it ended in time is ABORT and no error.
 
-    Raises `BackendTimeout` after `limit_s`, and what else the backend raises as a `BackendError`.
+    Raises `BackendTimeout` where it did not end in the grace, and what else the backend raises as a `BackendError`.
     """
-    limit.start(limit_s)
     try:
-        completion = await backend.generate(request)
+        completion = await backend.generate(request, on_progress)
+        limit.told(is_away=False)
+        return completion
     except BackendError:
         raise
     except asyncio.CancelledError:
-        if limit.is_over:
-            raise _too_long(backend, request, limit_s) from None
+        if limit.reason is not None:
+            raise BackendTimeout(limit.reason) from None
         raise
     except Exception as error:
         raise BackendUnavailable(f"worker '{backend.name}' raised {type(error).__name__}: {error}") from error
     finally:
         limit.stop()
-    if limit.is_over:
-        raise _too_long(backend, request, limit_s).losing(completion.num_sampled)
-    return completion
 
 
 async def within(limit_s: float, coroutine: Coroutine[Any, Any, Result], what: str) -> Result:
@@ -111,9 +95,3 @@ async def within(limit_s: float, coroutine: Coroutine[Any, Any, Result], what: s
         if isinstance(error, BackendError):
             raise
         raise BackendTimeout(f"waited {limit_s:g} s for {what}, in vain") from None
-
-
-def _too_long(backend: Backend, request: GenerationRequest, limit_s: float) -> BackendTimeout:
-    return BackendTimeout(
-        f"worker '{backend.name}' gave no answer to request {request.request_id} within {limit_s:g} s"
-    )

@@ -57,6 +57,7 @@ class RolloutState:
     retries: int
     failovers: int
     failures: Mapping[str, int]
+    repeated_tokens: int = 0
 
     @property
     def incarnation(self) -> int:
@@ -116,6 +117,7 @@ def capture(run: RunState) -> RolloutState:
         retries=run.retries,
         failovers=run.router.failovers,
         failures=dict(run.failures),
+        repeated_tokens=run.repeated_tokens,
     )
 
 
@@ -129,6 +131,7 @@ def restore(
     run.staleness.update(state.staleness)
     run.retries, run.router.failovers = state.retries, state.failovers
     run.failures.update(state.failures)
+    run.repeated_tokens = state.repeated_tokens
     if state.open and prompt_of is None:
         raise CheckpointError(
             f"{len(state.open)} prompts wait in the rollout state; give prompt_of to find them"

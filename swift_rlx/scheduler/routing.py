@@ -1,9 +1,14 @@
 """Which worker gets a request: the one with the fewest tokens in flight among those that are open.
 
 A worker that fails often and fast has always room; so it is not its load that keeps requests away from it but its
-state: `FAILURES_TO_EJECT` failures without a success between them eject it. It comes back when it says that it is
-well and serves the current weights, at the earliest after a time that doubles with every ejection; and until it has
-answered a request, it gets one at a time, and the next failure ejects it again.
+state: `FAILURES_TO_EJECT` failures without an answer between them eject it, and its death at once. It comes back when
+it says that it is well and serves the current weights, at the earliest after a time that grows threefold with every
+ejection. Until it has shown that it makes tokens it gets one request at a time, and until it has given an answer the
+next failure ejects it again.
+
+A request that was on several workers that died is a suspect (`blame.py`). A worker has at most one of them, and it has
+to have shown itself well before: so it is known who is to blame should it die too, and a prompt that kills workers does
+not keep a new one from its first answer.
 """
 
 from __future__ import annotations
@@ -15,10 +20,12 @@ from dataclasses import dataclass
 from swift_rlx.backends.base import Backend
 from swift_rlx.errors import SchedulingError
 from swift_rlx.scheduler.inflight import InflightLimit, Mark
+from swift_rlx.scheduler.time_limits import Pulse
 from swift_rlx.types import PolicyVersion
 
 FAILURES_TO_EJECT = 3
-FIRST_EJECTION_S = 1.0
+FIRST_EJECTION_S = 3.0
+EJECTION_GROWTH = 3.0
 MAX_EJECTION_S = 30.0
 
 
@@ -29,6 +36,15 @@ class WorkerState(enum.Enum):
     PAUSED = "paused"
     """Weights are being published, and no answer may be in flight or begin."""
     EJECTED = "ejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a request puts on a worker. `tokens`: about as many as it will hold in flight, prompt included."""
+
+    tokens: int
+    is_long: bool = False
+    is_suspect: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -42,25 +58,32 @@ class Worker:
     """Last version whose publishing it acknowledged."""
     pace: InflightLimit | None = None
     """What adapts `max_inflight`; None: it stays."""
+    pulse: Pulse | None = None
+    """Its signs of life, where it tells of tokens as it makes them."""
     state: WorkerState = WorkerState.OPEN
     inflight: int = 0
     long_inflight: int = 0
+    suspects: int = 0
     tokens: int = 0
     failures: int = 0
-    """Since the last success."""
+    """Since the last answer, or since it was readmitted."""
     ejections: int = 0
-    """Since the last success."""
+    """Since the last answer."""
+    is_on_probation: bool = False
+    """It was readmitted and has made no token yet."""
 
     @property
     def name(self) -> str:
         return self.backend.name
 
-    def has_room(self, is_long: bool) -> bool:
+    def has_room(self, load: Load) -> bool:
         """Whether a request fits; reserved slots that no long request uses stay free for one."""
-        if self.state is not WorkerState.OPEN or (self.ejections and self.inflight):
+        if self.state is not WorkerState.OPEN or (self.is_on_probation and self.inflight):
+            return False
+        if load.is_suspect and self.suspects:
             return False
         reserved = int(self.reserved_share * self.max_inflight)
-        kept = 0 if is_long else max(reserved - self.long_inflight, 0)
+        kept = 0 if load.is_long else max(reserved - self.long_inflight, 0)
         return self.inflight + kept < self.max_inflight
 
 
@@ -77,41 +100,65 @@ class Router:
         return sum(worker.inflight for worker in self.workers)
 
     @property
+    def slots(self) -> int:
+        """Requests that all workers may have."""
+        return sum(worker.max_inflight for worker in self.workers)
+
+    @property
     def is_none_well(self) -> bool:
-        """Whether every worker is ejected, or has only failed since its last success."""
-        return all(worker.state is WorkerState.EJECTED or worker.failures for worker in self.workers)
+        """Whether every worker is ejected, or has only failed since its last answer."""
+        return all(
+            worker.state is WorkerState.EJECTED or worker.failures or worker.ejections
+            for worker in self.workers
+        )
 
-    def reserve(self, tokens: int, is_long: bool, avoid: Collection[str] = ()) -> Worker | None:
-        """Take a slot for a request of about `tokens` tokens; None: no open worker has one.
+    def has_room(self, load: Load) -> bool:
+        """Whether some worker has a slot for such a request."""
+        return any(worker.has_room(load) for worker in self.workers)
 
-        Workers in `avoid` are taken only when no other one is open.
+    def reserve(self, load: Load, avoid: Collection[str] = (), *, proven: bool = False) -> Worker | None:
+        """Take a slot for a request; None: no open worker has one for it.
+
+        Workers in `avoid` are taken only when all others are ejected. `proven`: none on probation is taken.
         """
         candidates = [worker for worker in self.workers if worker.state is not WorkerState.EJECTED]
         others = [worker for worker in candidates if worker.name not in avoid]
-        open_ones = [worker for worker in others or candidates if worker.has_room(is_long)]
+        open_ones = [
+            worker
+            for worker in others or candidates
+            if worker.has_room(load) and not (proven and worker.is_on_probation)
+        ]
         if not open_ones:
             return None
         worker = min(open_ones, key=lambda one: (one.tokens, one.inflight))
         worker.inflight += 1
-        worker.long_inflight += is_long
-        worker.tokens += tokens
+        worker.long_inflight += load.is_long
+        worker.suspects += load.is_suspect
+        worker.tokens += load.tokens
         return worker
 
     def sent(self, worker: Worker) -> Mark | None:
         """What `measured` needs to know of the request whose slot was taken last; None: the limit is fixed."""
         return None if worker.pace is None else worker.pace.sent(worker.inflight)
 
-    def release(self, worker: Worker, tokens: int, is_long: bool) -> None:
+    def release(self, worker: Worker, load: Load) -> None:
         """Give a slot back, with what was said when it was taken."""
         worker.inflight -= 1
-        worker.long_inflight -= is_long
-        worker.tokens -= tokens
-        if worker.inflight < 0 or worker.long_inflight < 0 or worker.tokens < 0:
+        worker.long_inflight -= load.is_long
+        worker.suspects -= load.is_suspect
+        worker.tokens -= load.tokens
+        if min(worker.inflight, worker.long_inflight, worker.suspects, worker.tokens) < 0:
             raise SchedulingError(f"worker '{worker.name}' gave back a slot that was not taken")
+
+    def told(self, worker: Worker) -> bool:
+        """It made tokens; returns whether this ended its probation."""
+        was_on_probation, worker.is_on_probation = worker.is_on_probation, False
+        return was_on_probation
 
     def succeeded(self, worker: Worker) -> None:
         """An answer came."""
         worker.failures = worker.ejections = 0
+        worker.is_on_probation = False
 
     def measured(self, worker: Worker, mark: Mark | None, tokens: int, seconds: float) -> None:
         """An answer of so many tokens took so long; `mark`: what `sent` gave."""
@@ -123,22 +170,27 @@ class Router:
         """A request failed by the worker's fault; returns whether this ejected it."""
         worker.failures += 1
         is_bad = is_dead or worker.ejections > 0 or worker.failures >= FAILURES_TO_EJECT
-        if worker.state is WorkerState.EJECTED or not is_bad:
-            return False
-        self.eject(worker)
-        return True
+        return is_bad and self.eject(worker)
 
-    def eject(self, worker: Worker) -> None:
-        """Give the worker no more requests."""
+    def eject(self, worker: Worker) -> bool:
+        """Give the worker no more requests; returns whether it got some before."""
+        if worker.state is WorkerState.EJECTED:
+            return False
         worker.state = WorkerState.EJECTED
         worker.ejections += 1
         self.failovers += 1
+        return True
 
     def ejection_s(self, worker: Worker) -> float:
         """Seconds until it is asked whether it is well."""
-        return float(min(FIRST_EJECTION_S * 2.0 ** (worker.ejections - 1), MAX_EJECTION_S))
+        return float(min(FIRST_EJECTION_S * EJECTION_GROWTH ** (worker.ejections - 1), MAX_EJECTION_S))
+
+    def is_still_ill(self, worker: Worker) -> None:
+        """It was asked whether it is well, and is not."""
+        worker.ejections += 1
 
     def readmit(self, worker: Worker) -> None:
         """It is well and serves the current weights."""
         worker.state = WorkerState.OPEN
         worker.failures = 0
+        worker.is_on_probation = True

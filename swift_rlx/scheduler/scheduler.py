@@ -23,6 +23,7 @@ from swift_rlx.clock import Clock, LoopClock
 from swift_rlx.errors import BackendTimeout, ConfigError, SchedulingError, StalenessError
 from swift_rlx.scheduler.capacity import Capacity
 from swift_rlx.scheduler.config import RolloutConfig
+from swift_rlx.scheduler.drafts import DraftBook
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupBook, GroupState
@@ -41,6 +42,7 @@ from swift_rlx.scheduler.scoring import Scoring
 from swift_rlx.scheduler.state import Events, RunState, Scorer
 from swift_rlx.scheduler.statistics import Statistics, statistics_of
 from swift_rlx.scheduler.tasks import Supervisor
+from swift_rlx.scheduler.time_limits import Pulse
 from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
 
 
@@ -74,12 +76,12 @@ class RolloutScheduler:
             version = PolicyVersion() if state is None else state.next_version
         if state is not None:
             state.check(version, config)
-        events = Events()
+        events, clock = Events(), clock or LoopClock()
         self._state = RunState(
             config=config,
-            clock=clock or LoopClock(),
+            clock=clock,
             source=prompts,
-            router=Router(_workers(config, backends, version)),
+            router=Router(_workers(config, backends, version, clock)),
             capacity=Capacity(config, version.step, state.capacity if state else None),
             supervisor=Supervisor(events.wake_waiters),
             events=events,
@@ -94,7 +96,8 @@ class RolloutScheduler:
         )
         self._resumed, self._prompt_of = state, prompt_of
         recovery = Recovery(self._state)
-        self._generation = Generation(self._state, recovery, random.Random(config.seed))
+        drafts = DraftBook(self._state, self.weight_update)
+        self._generation = Generation(self._state, recovery, drafts, random.Random(config.seed))
         self._publisher = Publisher(
             self.weight_update,
             self._state.router,
@@ -279,13 +282,25 @@ def _check_names(names: list[str]) -> None:
         raise ConfigError(f"backends {names} are refused: at least one, each with its own name, is needed")
 
 
-def _workers(config: RolloutConfig, backends: Sequence[Backend], version: PolicyVersion) -> list[Worker]:
-    if config.max_inflight is not None:
-        return [Worker(one, config.max_inflight, config.reserved_share, version) for one in backends]
+def _workers(
+    config: RolloutConfig, backends: Sequence[Backend], version: PolicyVersion, clock: Clock
+) -> list[Worker]:
     most = config.most_inflight(len(backends))
     first = -(-config.batch_groups * config.group_size // len(backends))
-    paces = [InflightLimit(config.target_latency_s, most, first) for _ in backends]
-    return [
-        Worker(one, pace.limit, config.reserved_share, version, pace)
-        for one, pace in zip(backends, paces, strict=True)
-    ]
+    workers = []
+    for one in backends:
+        pace = None
+        if config.max_inflight is None:
+            pace = InflightLimit(config.target_latency_s, most, first)
+        worker = Worker(
+            backend=one,
+            max_inflight=config.max_inflight or most,
+            reserved_share=config.reserved_share,
+            version=version,
+            pace=pace,
+            pulse=Pulse(clock) if one.capabilities.streams else None,
+        )
+        if pace is not None:
+            worker.max_inflight = pace.limit
+        workers.append(worker)
+    return workers

@@ -111,6 +111,7 @@ def _plain(state: RolloutState) -> dict[str, Any]:
         "retries": state.retries,
         "failovers": state.failovers,
         "failures": dict(state.failures),
+        "repeated_tokens": state.repeated_tokens,
         "open": [
             {
                 "index": one.index,
@@ -170,6 +171,7 @@ def _state(plain: dict[str, Any], arrays: Arrays) -> RolloutState:
         retries=plain["retries"],
         failovers=plain["failovers"],
         failures=plain["failures"],
+        repeated_tokens=plain["repeated_tokens"],
     )
 
 

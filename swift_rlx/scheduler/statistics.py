@@ -23,7 +23,10 @@ class Statistics:
     inflight: int
     waiting_requests: int
     retries: int
+    repeated_tokens: int
+    """Tokens that were made a second time, because an attempt failed and the next could not go on behind them."""
     failovers: int
+    """Times that a worker was taken out because of failures."""
     failures: dict[str, int]
     """Failed attempts by kind of error."""
     staleness: Counter[int]
@@ -47,6 +50,7 @@ def statistics_of(run: RunState, waiting_requests: int) -> Statistics:
         inflight=run.router.inflight,
         waiting_requests=waiting_requests,
         retries=run.retries,
+        repeated_tokens=run.repeated_tokens,
         failovers=run.router.failovers,
         failures=dict(run.failures),
         staleness=Counter(run.staleness),

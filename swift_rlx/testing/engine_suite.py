@@ -4,7 +4,7 @@
         check_engine(lambda: create(spec), EngineCase(vocabulary=300, max_model_len=256, prompt=(1, 2, 3)))
 
 The same call checks a `WorkerProcess` around an engine, and so the way through a channel. The rules are the functions
-of `engine_rules` and `engine_weight_rules`; they are run on one engine, in their order there.
+of `engine_rules`, `engine_progress_rules` and `engine_weight_rules`; they are run on one engine, in their order there.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ def check_engine(make_engine: Callable[[], Engine | Awaitable[Engine]], case: En
 
 
 async def _broken(make_engine: Callable[[], Engine | Awaitable[Engine]], case: EngineCase) -> list[str]:
+    from swift_rlx.testing.engine_progress_rules import PROGRESS_RULES
     from swift_rlx.testing.engine_rules import CLOSING, RULES
     from swift_rlx.testing.engine_weight_rules import WEIGHT_RULES
 
@@ -127,7 +128,7 @@ async def _broken(make_engine: Callable[[], Engine | Awaitable[Engine]], case: E
     subject = Subject(engine, case)
     found = []
     try:
-        for rule in (*RULES, *(WEIGHT_RULES if case.weights else ()), CLOSING):
+        for rule in (*RULES, *PROGRESS_RULES, *(WEIGHT_RULES if case.weights else ()), CLOSING):
             found += await _findings(rule, subject)
     finally:
         await engine.close()

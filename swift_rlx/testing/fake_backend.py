@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swift_rlx.backends.base import Capabilities, GenerationRequest, Health, WeightUpdate
-from swift_rlx.clock import Clock, LoopClock
+from swift_rlx.backends.progress import OnProgress, unwatched
+from swift_rlx.clock import Clock, LoopClock, Timer
 from swift_rlx.errors import BackendError, BackendUnavailable
-from swift_rlx.types import BoolArray, Completion, FinishReason, PolicyVersion
+from swift_rlx.types import BoolArray, Chunk, Completion, FinishReason, PolicyVersion
 
 Latency = Callable[[GenerationRequest], float]
 
@@ -52,7 +53,7 @@ class LogNormalLatency:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with a request: after `after_s` seconds `error` is raised; None: it hangs until cancelled.
+    """What goes wrong with a request: after `after_s` seconds `error` is raised; None: it makes no further token.
 
     `deaf`: it does not react to `abort` either.
     """
@@ -72,18 +73,30 @@ class FakeScript:
     fault: Callable[[GenerationRequest], Fault | None] = lambda request: None
     sampled: Callable[[GenerationRequest, int], BoolArray | None] = lambda request, count: None
     """Which of so many tokens of an answer the policy made; the others get no log-prob and the step -1."""
+    tell_s: float = 0.0
+    """Every how many seconds the new tokens of an answer are told; 0: never."""
     publish_s: float = 0.0
     health_fault: Callable[[], BackendError | None] = lambda: None
 
 
 @dataclass(eq=False)
 class _Answer:
+    """`latency_s`: of the whole answer; `kept`: tokens of its prefix; `stall_s`: from when on it makes none."""
+
     request: GenerationRequest
     start_s: float
-    step: int
+    version: PolicyVersion
+    latency_s: float
+    kept: int
+    stall_s: float = math.inf
     ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     aborted: bool = False
     deaf: bool = False
+    told: int = 0
+    timers: dict[str, Timer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.told = self.kept
 
     def end(self, aborted: bool = False) -> None:
         if not self.ended.done():
@@ -104,43 +117,86 @@ class FakeBackend:
         version: PolicyVersion | None = None,
     ) -> None:
         self.name = name
-        self.capabilities = Capabilities(keep=mode is WeightUpdate.KEEP, pin=mode is WeightUpdate.PIN)
+        self._script = script or FakeScript()
+        self.capabilities = Capabilities(
+            keep=mode is WeightUpdate.KEEP, pin=mode is WeightUpdate.PIN, streams=self._script.tell_s > 0
+        )
         self.generated_tokens = 0
         self.max_seen_inflight = 0
         self.requests = 0
         self.published: list[PolicyVersion] = []
         self.is_closed = False
-        self._script = script or FakeScript()
         self._clock = clock or LoopClock()
         self._version = version or PolicyVersion()
         self._changes: list[tuple[float, int]] = []  # publishes as (time, step) that answers in flight saw
         self._answers: dict[str, _Answer] = {}
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         """An answer of random-free token ids (0, 1, 2, ...) with log-probs of -1."""
         if self.is_closed:
             raise BackendUnavailable(f"worker '{self.name}' is closed")
         self.requests += 1
-        answer = _Answer(request, self._clock.now(), self._version.step)
+        answer, fault = self._begin(request), self._script.fault(request)
         self._answers[request.request_id] = answer
         self.max_seen_inflight = max(self.max_seen_inflight, len(self._answers))
-        fault, latency = self._script.fault(request), self._script.latency(request)
         answer.deaf = fault is not None and fault.deaf
-        timer = None
-        if fault is None or fault.error is not None:
-            delay = latency if fault is None else fault.after_s
-            timer = self._clock.call_later(delay, answer.end)
+        if fault is None:
+            left_s = answer.latency_s - answer.kept / self._script.tokens_per_s
+            answer.timers["end"] = self._clock.call_later(max(left_s, 0.0), answer.end)
+        elif fault.error is not None:
+            answer.timers["end"] = self._clock.call_later(fault.after_s, answer.end)
+        else:
+            answer.stall_s = fault.after_s
+        if self._script.tell_s:
+            self._tell_later(answer, on_progress)
         try:
             await answer.ended
         finally:
-            if timer is not None:
+            for timer in answer.timers.values():
                 timer.cancel()
             del self._answers[request.request_id]
+        count = self._count(answer)
         if fault is not None and fault.error is not None and not answer.aborted:
-            lost = self._count(answer, latency)
-            self.generated_tokens += lost
-            raise fault.error(f"worker '{self.name}': scripted fault of {request.request_id}").losing(lost)
-        return self._completion(answer, latency)
+            self.generated_tokens += count - answer.told
+            error = fault.error(f"worker '{self.name}': scripted fault of {request.request_id}")
+            raise error.losing(count - answer.kept)
+        return self._completion(answer, count if answer.aborted else max(count, 1))
+
+    def _begin(self, request: GenerationRequest) -> _Answer:
+        """It goes on behind a prefix, except where the environment has tokens between those of the policy."""
+        prefix, has_environment = request.prefix, self._script.sampled(request, 1) is not None
+        return _Answer(
+            request=request,
+            start_s=self._clock.now(),
+            version=self._version,
+            latency_s=self._script.latency(request),
+            kept=0 if prefix is None or has_environment else prefix.num_tokens,
+        )
+
+    def _tell_later(self, answer: _Answer, on_progress: OnProgress) -> None:
+        def tell() -> None:
+            self._tell(answer, on_progress)
+            self._tell_later(answer, on_progress)
+
+        answer.timers["tell"] = self._clock.call_later(self._script.tell_s, tell)
+
+    def _tell(self, answer: _Answer, on_progress: OnProgress) -> None:
+        """All but the last token are told as they come; beside an environment's, only that there are some."""
+        script, told = self._script, answer.told
+        if script.sampled(answer.request, 1) is not None:
+            none = np.zeros(0, np.int32)
+            on_progress(Chunk(0, none, none.astype(np.float32), none, answer.version.incarnation))
+            return
+        total = min(int(answer.latency_s * script.tokens_per_s + 1e-6), script.max_tokens)
+        count = min(self._count(answer), total - 1)
+        if count <= told:
+            return
+        self.generated_tokens += count - told
+        answer.told = count
+        ids, logprobs = np.arange(told, count, dtype=np.int32), np.full(count - told, -1.0, np.float32)
+        steps, first_token_s = self._steps(answer, count)[told:], answer.start_s + 1 / script.tokens_per_s
+        incarnation = answer.version.incarnation
+        on_progress(Chunk(told, ids, logprobs, steps, incarnation, answer.start_s, first_token_s))
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End these requests with the tokens that they have."""
@@ -172,30 +228,30 @@ class FakeBackend:
         for answer in list(self._answers.values()):
             answer.end(aborted=True)
 
-    def _count(self, answer: _Answer, latency: float) -> int:
+    def _count(self, answer: _Answer) -> int:
         """Tokens that exist now. Rounded by 1e-6: binary fractions must not decide about a token."""
-        seconds = min(self._clock.now() - answer.start_s, latency)
-        return min(int(seconds * self._script.tokens_per_s + 1e-6), self._script.max_tokens)
+        rate = self._script.tokens_per_s
+        left_s = answer.latency_s - answer.kept / rate
+        seconds = max(min(self._clock.now() - answer.start_s, left_s, answer.stall_s), 0.0)
+        return min(answer.kept + int(seconds * rate + 1e-6), self._script.max_tokens)
 
-    def _completion(self, answer: _Answer, latency: float) -> Completion:
-        count = self._count(answer, latency)
-        if not answer.aborted:
-            count = max(count, 1)
-        sampled = self._script.sampled(answer.request, count)
+    def _completion(self, answer: _Answer, count: int) -> Completion:
+        request, sampled = answer.request, self._script.sampled(answer.request, count)
         logprobs = np.full(count, -1.0, dtype=np.float32)
         steps = self._steps(answer, count)
         if sampled is not None:
             logprobs[~sampled], steps[~sampled] = np.nan, -1
-        self.generated_tokens += count if sampled is None else int(sampled.sum())
+        if request.prefix is not None:
+            logprobs[: answer.kept] = request.prefix.logprobs[: answer.kept]
+        self.generated_tokens += count - answer.told if sampled is None else int(sampled.sum())
         cut = count == self._script.max_tokens
         reason = FinishReason.ABORT if answer.aborted else FinishReason.LENGTH if cut else FinishReason.STOP
-        request = answer.request
         return Completion(
             token_ids=np.arange(count, dtype=np.int32),
             logprobs=logprobs,
             policy_steps=steps,
             finish_reason=reason,
-            incarnation=self._version.incarnation,
+            incarnation=answer.version.incarnation,
             worker=self.name,
             submit_s=request.submit_s,
             start_s=answer.start_s,
@@ -206,12 +262,14 @@ class FakeBackend:
 
     def _steps(self, answer: _Answer, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         """Optimizer step of the weights behind each token, [count]."""
-        steps = np.full(count, answer.step, dtype=np.int32)
+        steps = np.full(count, answer.version.step, dtype=np.int32)
         if self.capabilities.keep:
             for when, step in self._changes:
-                if step > answer.step:
+                if step > answer.version.step:
                     done = int((when - answer.start_s) * self._script.tokens_per_s + 1e-6)
-                    steps[done:] = step
+                    steps[answer.kept + done :] = step
+        if answer.kept and answer.request.prefix is not None:
+            steps[: answer.kept] = answer.request.prefix.policy_steps
         return steps
 
     def _forget_old_changes(self) -> None:

@@ -19,10 +19,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from swift_rlx.backends import Capabilities, EngineSpec, GenerationRequest, Health, WeightFiles
+from swift_rlx.backends import (
+    Capabilities,
+    EngineSpec,
+    GenerationRequest,
+    Health,
+    OnProgress,
+    WeightFiles,
+    unwatched,
+)
 from swift_rlx.clock import LoopClock
 from swift_rlx.errors import BackendRejected, BackendUnavailable, WorkerDied
-from swift_rlx.types import Completion, FinishReason, FloatArray, IntArray, PolicyVersion
+from swift_rlx.types import Chunk, Completion, FinishReason, FloatArray, IntArray, PolicyVersion
 
 LOGITS = "logits.npy"
 
@@ -44,8 +52,8 @@ class FakeEngine:
     """`options` of the spec: `token_s` seconds per token, `update`: "keep", "pin" or "" for neither.
 
     Prompts that begin with one of these token ids make it misbehave, where the option is set: `crash_token` ends the
-    process by SIGKILL, `hang_token` stops the process, `lose_token` loses the engine, `bug_token` and `busy_token`
-    raise.
+    process by SIGKILL, `hang_token` stops the process, `stall_token` makes it forget the request, `lose_token` loses
+    the engine, `bug_token` and `busy_token` raise; `fault_after`: when the answer has so many tokens.
     `ignores_weights`: new weights are acknowledged only; `deaf`: it never says how it is; `build_s`, `publish_s`:
     how long that takes.
     """
@@ -53,25 +61,25 @@ class FakeEngine:
     def __init__(self, spec: EngineSpec) -> None:
         update = str(spec.options.get("update", "keep"))
         self.name = spec.name
-        self.capabilities = Capabilities(keep=update == "keep", pin=update == "pin")
+        self.capabilities = Capabilities(keep=update == "keep", pin=update == "pin", streams=True)
         self._spec = spec
         self._token_s = float(str(spec.options.get("token_s", 0.0)))
+        self._fault_after = int(str(spec.options.get("fault_after", 0)))
         self._weights = _Weights(spec.version, _load(spec.model))
         self._running: set[str] = set()
         self._aborted: set[str] = set()
         self._is_closed = False
         self._clock = LoopClock()
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         """Samples token by token, and lets the loop go on between any two."""
         if self._is_closed:
             raise BackendUnavailable("the engine is closed")
         self._check(request)
-        self._misbehave(int(request.prompt.token_ids[0]))
         start_s = self._clock.now()
         self._running.add(request.request_id)
         try:
-            tokens, logprobs, steps, reason = await self._sample(request)
+            tokens, logprobs, steps, reason = await self._sample(request, on_progress)
         finally:
             self._running.discard(request.request_id)
             self._aborted.discard(request.request_id)
@@ -117,15 +125,23 @@ class FakeEngine:
         self._aborted |= self._running
 
     async def _sample(
-        self, request: GenerationRequest
+        self, request: GenerationRequest, on_progress: OnProgress
     ) -> tuple[list[int], list[float], list[int], FinishReason]:
-        sampling, pinned = request.sampling, self._weights
+        sampling, pinned, prefix = request.sampling, self._weights, request.prefix
         chance = np.random.default_rng(sampling.seed)
-        token = int(request.prompt.token_ids[-1])
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        steps: list[int] = []
+        tokens: list[int] = [] if prefix is None else prefix.token_ids.tolist()
+        logprobs: list[float] = [] if prefix is None else prefix.logprobs.tolist()
+        steps: list[int] = [] if prefix is None else prefix.policy_steps.tolist()
+        chance.gumbel(
+            size=(len(tokens) if sampling.temperature else 0, len(pinned.logits_VV))
+        )  # drawn already
+        token, told = int([*request.prompt.token_ids, *tokens][-1]), len(tokens)
         while len(tokens) < min(sampling.max_tokens, self._limit - len(request.prompt.token_ids)):
+            if len(tokens) > told:
+                on_progress(self._chunk(told, tokens, logprobs, steps))
+                told = len(tokens)
+            if len(tokens) >= self._fault_after:
+                await self._misbehave(request)
             await asyncio.sleep(self._token_s)
             if request.request_id in self._aborted:
                 return tokens, logprobs, steps, FinishReason.ABORT
@@ -142,6 +158,15 @@ class FakeEngine:
                 return tokens, logprobs, steps, FinishReason.STOP
         return tokens, logprobs, steps, FinishReason.LENGTH
 
+    def _chunk(self, begin: int, tokens: list[int], logprobs: list[float], steps: list[int]) -> Chunk:
+        return Chunk(
+            begin,
+            np.array(tokens[begin:], np.int32),
+            np.array(logprobs[begin:], np.float32),
+            np.array(steps[begin:], np.int32),
+            self._weights.version.incarnation,
+        )
+
     @property
     def _limit(self) -> int:
         return self._spec.max_model_len or 1_000_000
@@ -153,12 +178,14 @@ class FakeEngine:
         if ids.min() < 0 or ids.max() >= vocabulary:
             raise BackendRejected(f"token ids {ids.tolist()} are refused: use 0 to {vocabulary - 1}")
 
-    def _misbehave(self, token: int) -> None:
-        options = self._spec.options
+    async def _misbehave(self, request: GenerationRequest) -> None:
+        options, token = self._spec.options, int(request.prompt.token_ids[0])
         if token == options.get("crash_token"):
             os.kill(os.getpid(), signal.SIGKILL)
         if token == options.get("hang_token"):
             os.kill(os.getpid(), signal.SIGSTOP)
+        while token == options.get("stall_token") and request.request_id not in self._aborted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # aborts are a set, which nobody can wait for
         if token == options.get("lose_token"):
             raise WorkerDied("the engine's core is gone")
         if token == options.get("bug_token"):

@@ -6,9 +6,10 @@ The tokens of all turns become one completion: what the environment added is not
 sampled token keeps the log-prob and the policy version of its turn.
 """
 
+import asyncio
 from collections.abc import Collection
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,8 +21,16 @@ from swift.infer_engine.protocol import (
     UsageInfo,
 )
 
-from swift_rlx.backends import Backend, Capabilities, GenerationRequest, Health
+from swift_rlx.backends import (
+    Backend,
+    Capabilities,
+    GenerationRequest,
+    Health,
+    OnProgress,
+    unwatched,
+)
 from swift_rlx.errors import BackendRejected
+from swift_rlx.trainers.turns import Recorded, Turns
 from swift_rlx.types import Completion, FinishReason, PolicyVersion
 
 
@@ -31,12 +40,12 @@ class _Conversation:
 
     request: GenerationRequest
     tokens_left: int | None
-    turns: list[Completion] = field(default_factory=list)
+    turns: Turns
     is_aborted: bool = False
 
     @property
     def turn_id(self) -> str:
-        return f"{self.request.request_id}/{len(self.turns)}"
+        return f"{self.request.request_id}/{len(self.turns.completions)}"
 
 
 class _Aborted(Exception):
@@ -60,12 +69,24 @@ class TurnEngine:
     ) -> ChatCompletionResponse:
         """One turn. Raises BackendError."""
         conversation = _current.get()
-        first = conversation.request
+        if conversation.is_aborted:
+            raise _Aborted
+        first, turns = conversation.request, conversation.turns
         prompt = self._encoder.encode(infer_request, first.prompt.index, first.prompt.epoch, {})
-        completion = await self._backend.generate(
-            replace(first, request_id=conversation.turn_id, prompt=prompt, sampling=_sampling(conversation))
-        )
-        conversation.turns.append(completion)
+        recorded = turns.begin(prompt.token_ids)
+        if recorded is not None and recorded.finish_reason is not None:
+            completion = _as_completion(recorded, first, self._backend.name)
+        else:
+            request = replace(
+                first,
+                request_id=conversation.turn_id,
+                prompt=prompt,
+                sampling=_sampling(conversation),
+                submit_s=_now() if turns.completions else first.submit_s,
+                prefix=None if recorded is None else recorded.part,
+            )
+            completion = await self._backend.generate(request, turns.tell)
+        turns.end(completion, recorded)
         if conversation.is_aborted or completion.finish_reason is FinishReason.ABORT:
             raise _Aborted
         return self._response(completion)
@@ -85,10 +106,10 @@ class TurnEngine:
 
 def _sampling(conversation: _Conversation) -> Any:
     """Another seed for each turn; the length that is left, at least one token."""
-    sampling, turn = conversation.request.sampling, len(conversation.turns)
+    sampling, turn = conversation.request.sampling, len(conversation.turns.completions)
     max_tokens = sampling.max_tokens
     if conversation.tokens_left is not None:
-        max_tokens = max(1, conversation.tokens_left - sum(one.num_tokens for one in conversation.turns))
+        max_tokens = max(1, conversation.tokens_left - conversation.turns.num_tokens)
     return replace(sampling, seed=(sampling.seed + 7919 * turn) % 2**31, max_tokens=max_tokens)
 
 
@@ -116,17 +137,20 @@ class ConversationBackend:
         """The worker's."""
         return self._backend.capabilities
 
-    async def generate(self, request: GenerationRequest) -> Completion:
-        """The conversation that begins with the request's prompt. Raises BackendError."""
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
+        """The conversation that begins with the request's prompt. Raises BackendError.
+
+        After a failure the environment acts anew, and turns to which the same tokens lead are those of before.
+        """
         limit = request.sampling.max_tokens if self._limit_is_total else None
-        conversation = _Conversation(request, limit)
+        conversation = _Conversation(request, limit, Turns(request.prefix, on_progress))
         self._running[request.request_id] = conversation
         _current.set(conversation)
         infer_request = self._encoder.request(request.prompt, request.request_id)
         try:
             output = await self._scheduler.run(infer_request, self._encoder.request_config)
         except _Aborted:
-            return _joined(conversation, [one.token_ids.tolist() for one in conversation.turns], None, "")
+            return _cut(conversation, self.name)
         finally:
             del self._running[request.request_id]
         return self._completion(conversation, output)
@@ -174,11 +198,51 @@ class ConversationBackend:
         await self._backend.close()
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _as_completion(recorded: Recorded, first: GenerationRequest, worker: str) -> Completion:
+    """A turn that an earlier attempt has finished."""
+    part, reason = recorded.part, recorded.finish_reason
+    assert reason is not None
+    return Completion(
+        token_ids=part.token_ids,
+        logprobs=part.logprobs,
+        policy_steps=part.policy_steps,
+        finish_reason=reason,
+        incarnation=part.incarnation,
+        worker=worker,
+        submit_s=first.submit_s,
+        start_s=part.start_s,
+        first_token_s=part.first_token_s,
+        finish_s=_now(),
+    )
+
+
+def _cut(conversation: _Conversation, worker: str) -> Completion:
+    """The sampled tokens of a conversation that was ended, without what the environment said between them."""
+    made = conversation.turns.completions
+    times = (made[0].start_s, made[0].first_token_s) if made else (_now(), _now())
+    return Completion(
+        token_ids=np.concatenate([np.zeros(0, np.int32), *(one.token_ids for one in made)]),
+        logprobs=np.concatenate([np.zeros(0, np.float32), *(one.logprobs for one in made)]),
+        policy_steps=np.concatenate([np.zeros(0, np.int32), *(one.policy_steps for one in made)]),
+        finish_reason=FinishReason.ABORT,
+        incarnation=made[0].incarnation if made else 0,
+        worker=worker,
+        submit_s=conversation.request.submit_s,
+        start_s=times[0],
+        first_token_s=times[1],
+        finish_s=_now(),
+    )
+
+
 def _joined(
     conversation: _Conversation, ids: list[list[int]], masks: list[list[int]] | None, turns: str
 ) -> Completion:
     """One completion of all turns. Raises BackendRejected where a turn's log-probs are not one a sampled token."""
-    made = conversation.turns
+    made = conversation.turns.completions
     token_ids = np.asarray([token for turn in ids for token in turn], np.int32)
     sampled = (
         np.asarray([bit for turn in masks for bit in turn], bool) if masks else np.ones(len(token_ids), bool)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swift_rlx.backends import Capabilities, GenerationRequest, Health
+from swift_rlx.backends import Capabilities, GenerationRequest, Health, OnProgress, unwatched
 from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler
 from swift_rlx.types import Completion, FinishReason, PolicyVersion, Prompt, Score
 
@@ -50,7 +50,7 @@ class InstantBackend:
         self._ids = np.zeros(TOKENS, dtype=np.int32)
         self._logprobs = np.zeros(TOKENS, dtype=np.float32)
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         await asyncio.sleep(0)
         steps = np.full(TOKENS, self._version.step, dtype=np.int32)
         return Completion(self._ids, self._logprobs, steps, FinishReason.STOP, worker=self.name)

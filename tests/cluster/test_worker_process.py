@@ -7,19 +7,24 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from worker_runs import PROBE_IDS, end_of, request, until, weights, worker
 
-from swift_rlx.cluster import launch, worker_process
+from swift_rlx.backends.progress import joined, sampled_part, shared_tokens
+from swift_rlx.cluster import hosted_process, launch, worker_process
+from swift_rlx.cluster.messages import Progress
 from swift_rlx.errors import (
     BackendRejected,
     BackendTimeout,
     BackendUnavailable,
     ConfigError,
     WeightMismatch,
+    WorkerAbsent,
     WorkerDied,
+    WorkerLost,
 )
 from swift_rlx.testing.fake_engine import FakeEngine
 from swift_rlx.types import FinishReason, PolicyVersion
@@ -40,6 +45,17 @@ def run(backend, body):
     result = asyncio.run(main())
     assert end_of(backend.pid) == ""
     return result
+
+
+async def serving(one):
+    """Its health, as soon as it has some."""
+    while True:
+        try:
+            return await one.health()
+        except WorkerLost:
+            raise
+        except WorkerAbsent:
+            await asyncio.sleep(0.02)
 
 
 def test_a_worker_answers_as_its_engine_does_and_publishes(tmp_path):
@@ -125,9 +141,9 @@ def test_every_waiting_call_fails_once_and_soon_when_the_process_is_killed_and_a
         assert f"worker 'worker-0' (process {dead}) was ended by SIGKILL; the end of its log" in str(
             answers[0]
         )
-        with pytest.raises(WorkerDied, match="SIGKILL"):
+        with pytest.raises(WorkerAbsent, match="SIGKILL"):
             await one.publish(V1, files)
-        assert (await one.health()).version == PolicyVersion()
+        assert (await serving(one)).version == PolicyVersion()
         assert one.pid != dead
         assert one.start_number == 2
         await one.publish(V1, files)
@@ -137,18 +153,34 @@ def test_every_waiting_call_fails_once_and_soon_when_the_process_is_killed_and_a
 
 
 @pytest.mark.slow
-def test_who_stops_waiting_for_a_replacement_does_not_stop_it(tmp_path):
+def test_a_replacement_is_started_once_however_often_the_worker_is_asked(tmp_path):
     one = worker(tmp_path, build_s=0.3)
 
     async def body():
         os.kill(one.pid, signal.SIGKILL)
         await until(lambda: not one._process.is_alive)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(one.health(), 0.1)
-        with pytest.raises(BackendUnavailable, match="is being started"):
-            await one.generate(request())
-        await one.health()
+        for call in (one.health, one.health, lambda: one.generate(request()), one.health):
+            with pytest.raises(WorkerAbsent, match=r"SIGKILL|is being started: it is"):
+                await call()
+        await serving(one)
         assert one.start_number == 2
+
+    run(one, body)
+
+
+def test_a_worker_that_was_started_again_answers_under_the_published_weights_alone(tmp_path):
+    files = weights(tmp_path, 1)
+    one = worker(tmp_path)
+
+    async def body():
+        await one.publish(V1, files)
+        os.kill(one.pid, signal.SIGKILL)
+        await until(lambda: not one._process.is_alive)
+        assert (await serving(one)).version == PolicyVersion()
+        with pytest.raises(WorkerAbsent, match="was started again and waits for its weights"):
+            await one.generate(request())
+        await one.publish(V1, files)
+        assert set((await one.generate(request())).policy_steps) == {1}
 
     run(one, body)
 
@@ -198,6 +230,70 @@ def test_a_worker_that_is_stopped_is_noticed_by_its_silence(tmp_path):
     run(one, body)
 
 
+@pytest.mark.slow
+def test_one_that_a_signal_has_stopped_is_noticed_sooner_than_one_that_is_only_silent(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosted_process, "STOPPED_S", 0.8)
+    one = worker(tmp_path, hang_token=5)
+
+    async def body():
+        with pytest.raises(WorkerDied, match=r"was stopped for 0\.8 s and was killed"):
+            await asyncio.wait_for(one.generate(request(5)), 5)
+
+    run(one, body)
+
+
+def test_tokens_are_told_as_they_come_in_one_message_for_all_answers(tmp_path):
+    one, messages = worker(tmp_path, token_s=0.01), []
+
+    async def body():
+        take = one._process._take
+        one._process._take = lambda message: (messages.append(message), take(message))[1]
+        told = [[] for _ in range(3)]
+        asked = [request(1, number, max_tokens=80) for number in range(3)]
+        answers = await asyncio.gather(
+            *(one.generate(each, chunks.append) for each, chunks in zip(asked, told, strict=True))
+        )
+        for answer, chunks in zip(answers, told, strict=True):
+            whole = joined(chunks)
+            assert 0 < whole.num_tokens < answer.num_tokens
+            assert shared_tokens(whole, sampled_part(answer)) == whole.num_tokens
+        reports = [message for message in messages if isinstance(message, Progress)]
+        assert len(reports) == max(len(chunks) for chunks in told)
+        assert len(reports[0].answers) == 3
+
+    run(one, body)
+
+
+def test_what_was_told_before_a_death_goes_on_elsewhere_as_if_nothing_had_happened(tmp_path):
+    one = worker(tmp_path, token_s=0.01, crash_token=3, fault_after=60)
+
+    async def body():
+        told = []
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            await one.generate(request(3, max_tokens=100), told.append)
+        prefix = joined(told)
+        assert 0 < prefix.num_tokens < 60
+        engine = FakeEngine(replace(one._launch.spec, options={}))
+        answer = await engine.generate(replace(request(3, max_tokens=100), prefix=prefix))
+        undisturbed = await engine.generate(request(3, max_tokens=100))
+        assert shared_tokens(sampled_part(answer), sampled_part(undisturbed)) == 100
+
+    run(one, body)
+
+
+@pytest.mark.slow
+def test_an_engine_that_makes_no_token_of_its_answers_takes_its_worker_with_it(tmp_path):
+    one = worker(tmp_path, token_s=0.02, stall_limit_s=1.0, stall_token=5)
+
+    async def body():
+        await one.generate(request(1, 1, max_tokens=120))  # longer than the limit, and not silent
+        await asyncio.sleep(1.5)  # without a request there is nothing to say
+        with pytest.raises(WorkerDied, match="the engine made no token of 1 answers for 1 s"):
+            await asyncio.wait_for(one.generate(request(5, 2)), 5)
+
+    run(one, body)
+
+
 def test_an_engine_that_is_lost_takes_its_worker_with_it(tmp_path):
     one = worker(tmp_path, lose_token=5, token_s=0.05)
 
@@ -215,7 +311,7 @@ def test_an_engine_that_is_lost_takes_its_worker_with_it(tmp_path):
 
 @pytest.mark.slow
 def test_an_engine_that_does_not_say_how_it_is_takes_its_worker_with_it(tmp_path):
-    one = worker(tmp_path, token_s=0.05, silence_limit_s=1.0, deaf=True)
+    one = worker(tmp_path, token_s=0.05, stall_limit_s=1.0, deaf=True)
 
     async def body():
         with pytest.raises(WorkerDied, match="the engine did not say for 1 s how it is"):
@@ -265,19 +361,23 @@ def test_a_start_that_takes_too_long_says_what_it_waited_for(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_again_and_again_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_process, "MAX_RESTARTS", 1)
+def test_a_worker_that_dies_again_and_again_without_an_answer_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_process, "MAX_STARTS_IN_VAIN", 2)
     one = worker(tmp_path, crash_token=3)
 
     async def body():
         for _ in range(2):
-            await one.health()
+            await serving(one)
             with pytest.raises(WorkerDied):
                 await one.generate(request(3))
         with pytest.raises(
-            WorkerDied, match="started again 1 times within 600 s, which is the limit; the last"
+            WorkerLost, match=r"started 2 times in a row without giving an answer, .*; the last time"
         ):
             await one.health()
+        monkeypatch.setattr(worker_process, "LOST_S", 0.0)  # later, one more try
+        await serving(one)
+        await one.generate(request())
+        assert one._starts_in_vain == 0
 
     run(one, body)
 

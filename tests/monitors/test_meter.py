@@ -45,12 +45,13 @@ def batch(step, answers, masks, scored_s):
     return TrainBatch(step, (group,))
 
 
-def counters(inflight=0, ready=0, retries=0, failovers=0, dropped=(), **tokens):
+def counters(inflight=0, ready=0, retries=0, failovers=0, dropped=(), repeated_tokens=0, **tokens):
     by_fate = {fate: tokens.get(fate.name.lower(), 0) for fate in Fate}
     return SimpleNamespace(
         inflight=inflight,
         ready=ready,
         retries=retries,
+        repeated_tokens=repeated_tokens,
         failovers=failovers,
         dropped=dict(dropped),
         tokens=by_fate,
@@ -143,10 +144,10 @@ def test_tokens_and_latencies_are_of_the_answers_that_ended_here():
 
 def test_counters_are_differences_and_shares_are_of_the_run():
     meter = RolloutMeter(0.0)
-    meter.count(counters(3, 1, retries=2, failovers=1, trained=50, over_age=10, in_flight=40))
+    meter.count(counters(3, 1, 2, 1, repeated_tokens=7, trained=50, over_age=10, in_flight=40))
     meter.begin_window(1.0)
     meter.count(
-        counters(4, 2, retries=5, failovers=1, trained=150, over_age=20, failed=5, cut=5, in_flight=20)
+        counters(4, 2, 5, 1, repeated_tokens=11, trained=150, over_age=20, failed=5, cut=5, in_flight=20)
     )
     values = meter.values(2.0)
     assert values["rollout/inflight"] == 4.0
@@ -154,6 +155,7 @@ def test_counters_are_differences_and_shares_are_of_the_run():
     assert values["rollout/retries"] == 3.0
     assert values["rollout/failovers"] == 0.0
     assert values["rollout/tokens_wasted"] == 20.0
+    assert values["rollout/tokens_repeated"] == 4.0
     shares = {name: value for name, value in values.items() if name.startswith("tokens/")}
     assert shares["tokens/trained_share"] == pytest.approx(0.75)
     assert sum(shares.values()) == pytest.approx(1.0)

@@ -17,7 +17,8 @@ from swift_rlx.scheduler import IterableSource, PromptFeed, completion_seed, epo
 from swift_rlx.scheduler.groups import GroupBook, GroupState
 from swift_rlx.scheduler.ledger import TokenLedger
 from swift_rlx.scheduler.retry import RetryPolicy
-from swift_rlx.scheduler.routing import Router, Worker, WorkerState
+from swift_rlx.scheduler.routing import Load, Router, Worker, WorkerState
+from swift_rlx.scheduler.time_limits import Limits
 from swift_rlx.testing.fake_backend import FakeBackend
 from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt
 
@@ -40,32 +41,32 @@ def names(*workers):
 
 def test_the_worker_with_the_fewest_tokens_in_flight_is_taken():
     routes = router(4, 4)
-    assert names(routes.reserve(100, False), routes.reserve(10, False)) == ["worker-0", "worker-1"]
-    assert names(routes.reserve(10, False), routes.reserve(10, False)) == ["worker-1", "worker-1"]
+    assert names(routes.reserve(Load(100)), routes.reserve(Load(10))) == ["worker-0", "worker-1"]
+    assert names(routes.reserve(Load(10)), routes.reserve(Load(10))) == ["worker-1", "worker-1"]
 
 
 def test_no_worker_gets_more_than_its_slots():
     routes = router(1, 1)
-    taken = [routes.reserve(1, False) for _ in range(3)]
+    taken = [routes.reserve(Load(1)) for _ in range(3)]
     assert names(*taken) == ["worker-0", "worker-1", None]
-    routes.release(taken[1], 1, False)
-    assert names(routes.reserve(1, False)) == ["worker-1"]
+    routes.release(taken[1], Load(1))
+    assert names(routes.reserve(Load(1))) == ["worker-1"]
 
 
 def test_reserved_slots_stay_free_for_long_requests():
     routes = router(4, reserved=0.5)
-    assert [routes.reserve(1, False) is None for _ in range(3)] == [False, False, True]
-    assert [routes.reserve(1, True) is None for _ in range(3)] == [False, False, True]
+    assert [routes.reserve(Load(1)) is None for _ in range(3)] == [False, False, True]
+    assert [routes.reserve(Load(1, is_long=True)) is None for _ in range(3)] == [False, False, True]
 
 
 def test_long_requests_may_use_all_slots():
     routes = router(4, reserved=0.5)
-    assert [routes.reserve(1, True) is None for _ in range(5)] == [False] * 4 + [True]
+    assert [routes.reserve(Load(1, is_long=True)) is None for _ in range(5)] == [False] * 4 + [True]
 
 
 def test_a_worker_to_be_avoided_is_taken_only_when_it_is_the_only_one():
-    assert names(router(1, 1).reserve(1, False, avoid={"worker-0"})) == ["worker-1"]
-    assert names(router(1).reserve(1, False, avoid={"worker-0"})) == ["worker-0"]
+    assert names(router(1, 1).reserve(Load(1), avoid={"worker-0"})) == ["worker-1"]
+    assert names(router(1).reserve(Load(1), avoid={"worker-0"})) == ["worker-0"]
 
 
 def test_a_worker_that_fails_three_times_without_success_gets_nothing():
@@ -74,41 +75,88 @@ def test_a_worker_that_fails_three_times_without_success_gets_nothing():
     assert [routes.failed(bad, is_dead=False) for _ in range(2)] == [False, False]
     routes.succeeded(bad)
     assert [routes.failed(bad, is_dead=False) for _ in range(3)] == [False, False, True]
-    assert names(*(routes.reserve(1, False) for _ in range(4))) == ["worker-1"] * 4
+    assert names(*(routes.reserve(Load(1)) for _ in range(4))) == ["worker-1"] * 4
     assert routes.failovers == 1
 
 
 def test_a_dead_worker_gets_nothing_at_once():
     routes = router(4)
     assert routes.failed(routes.workers[0], is_dead=True)
-    assert routes.reserve(1, False) is None
+    assert routes.reserve(Load(1)) is None
     assert routes.is_none_well
 
 
-def test_a_readmitted_worker_gets_one_request_until_it_has_answered():
+def test_a_readmitted_worker_gets_one_request_until_it_has_made_a_token():
     routes = router(4)
     (worker,) = routes.workers
     routes.failed(worker, is_dead=True)
-    assert routes.ejection_s(worker) == 1.0
+    assert routes.ejection_s(worker) == 3.0
     routes.readmit(worker)
-    assert names(routes.reserve(1, False), routes.reserve(1, False)) == ["worker-0", None]
+    assert names(routes.reserve(Load(1)), routes.reserve(Load(1))) == ["worker-0", None]
+    assert routes.told(worker)
+    assert not routes.told(worker)
+    assert routes.reserve(Load(1)) is worker
+
+
+def test_a_readmitted_worker_that_fails_before_it_has_answered_is_out_again_and_for_longer():
+    routes = router(4)
+    (worker,) = routes.workers
+    routes.failed(worker, is_dead=True)
+    routes.readmit(worker)
+    routes.told(worker)
     assert routes.failed(worker, is_dead=False)
-    assert routes.ejection_s(worker) == 2.0
+    assert routes.ejection_s(worker) == 9.0
     routes.readmit(worker)
     routes.succeeded(worker)
+    assert not routes.failed(worker, is_dead=False)
     assert worker.state is WorkerState.OPEN
-    assert routes.reserve(1, False) is worker
+
+
+def test_being_out_counts_once_however_often_the_worker_is_asked():
+    routes = router(4)
+    (worker,) = routes.workers
+    assert routes.failed(worker, is_dead=True)
+    assert not routes.failed(worker, is_dead=True)
+    waits = []
+    for _ in range(4):
+        waits.append(routes.ejection_s(worker))
+        routes.is_still_ill(worker)
+    assert waits == [3.0, 9.0, 27.0, 30.0]
+    assert routes.failovers == 1
+
+
+def test_workers_that_were_readmitted_and_have_not_answered_are_not_well():
+    routes = router(4, 4)
+    for worker in routes.workers:
+        routes.failed(worker, is_dead=True)
+        routes.readmit(worker)
+    assert routes.is_none_well
+    routes.succeeded(routes.workers[1])
+    assert not routes.is_none_well
+
+
+def test_a_worker_has_one_suspect_at_most_and_has_shown_itself_well_before():
+    routes = router(4, 4)
+    one, other = routes.workers
+    suspect = Load(1, is_suspect=True)
+    assert names(*(routes.reserve(suspect, proven=True) for _ in range(3))) == ["worker-0", "worker-1", None]
+    assert routes.reserve(Load(1)) is one
+    routes.release(other, suspect)
+    routes.failed(other, is_dead=True)
+    routes.readmit(other)
+    assert routes.reserve(suspect, proven=True) is None
+    assert routes.reserve(suspect) is other
 
 
 def test_a_slot_that_was_not_taken_cannot_be_given_back():
     routes = router(1)
     with pytest.raises(SchedulingError, match="'worker-0' gave back a slot that was not taken"):
-        routes.release(routes.workers[0], 1, False)
+        routes.release(routes.workers[0], Load(1))
 
 
 @pytest.mark.parametrize("error", [BackendTimeout, BackendUnavailable, WorkerDied])
 def test_what_another_worker_may_do_is_tried_again_up_to_the_limit(error):
-    policy = RetryPolicy(retries=2, timeout_s=10.0)
+    policy = RetryPolicy(2, Limits(10.0, 4.0, 3.0, 1.0))
     waits = [policy.wait_s(number, error("x"), chance=0.0) for number in (1, 2, 3)]
     assert waits == [0.1, 0.2, None]
     assert policy.wait_s(1, error("x"), chance=0.5) == pytest.approx(0.075)
@@ -116,12 +164,13 @@ def test_what_another_worker_may_do_is_tried_again_up_to_the_limit(error):
 
 @pytest.mark.parametrize("error", [BackendRejected, BackendError])
 def test_what_no_worker_will_do_is_not_tried_again(error):
-    assert RetryPolicy(retries=2, timeout_s=10.0).wait_s(1, error("x"), chance=0.0) is None
+    assert RetryPolicy(2, Limits(10.0, 4.0, 3.0, 1.0)).wait_s(1, error("x"), chance=0.0) is None
 
 
 def test_each_attempt_has_twice_the_time():
-    policy = RetryPolicy(retries=2, timeout_s=10.0)
-    assert [policy.limit_s(number) for number in (1, 2, 3)] == [10.0, 20.0, 40.0]
+    policy = RetryPolicy(2, Limits(10.0, 4.0, 3.0, 1.0))
+    assert policy.limits_of(1) == Limits(10.0, 4.0, 3.0, 1.0)
+    assert policy.limits_of(3) == Limits(40.0, 16.0, 12.0, 1.0)
 
 
 def test_every_token_has_one_fate():

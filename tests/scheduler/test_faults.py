@@ -84,8 +84,8 @@ def test_the_answers_of_a_group_without_hope_are_ended():
 
 def test_an_answer_with_miscounted_log_probs_is_dropped_and_counted():
     class Miscounting(FakeBackend):
-        async def generate(self, request):
-            answer = await super().generate(request)
+        async def generate(self, request, *watch):
+            answer = await super().generate(request, *watch)
             if request.member == 0:
                 answer = replace(answer, logprobs=np.zeros(answer.num_tokens + 1, dtype=np.float32))
             return answer
@@ -121,9 +121,9 @@ def test_a_worker_that_fails_fast_does_not_attract_requests():
     sent = Counter()
 
     class Counting(FakeBackend):
-        async def generate(self, request):
+        async def generate(self, request, *watch):
             sent[self.name] += 1
-            return await super().generate(request)
+            return await super().generate(request, *watch)
 
     def backends():
         dead = FakeScript(fault=lambda request: Fault(BackendUnavailable, after_s=0.005))
@@ -141,10 +141,10 @@ def test_a_worker_that_comes_back_gets_the_current_weights_before_any_request():
     died = {"time": 5.0}
 
     class Mortal(FakeBackend):
-        async def generate(self, request):
+        async def generate(self, request, *watch):
             if is_gone[0]:
                 raise WorkerDied("gone")
-            return await super().generate(request)
+            return await super().generate(request, *watch)
 
         async def publish(self, version, payload):
             if is_gone[0]:
@@ -229,7 +229,7 @@ def test_a_scorer_with_the_wrong_number_of_scores_is_an_error():
 
 def test_a_foreign_error_of_a_backend_is_a_fault_of_that_worker():
     class Odd(FakeBackend):
-        async def generate(self, request):
+        async def generate(self, request, *watch):
             raise RuntimeError("CUDA error")
 
     seen = train(settings(), lambda: [Odd("worker-0"), FakeBackend("worker-1")])
@@ -239,9 +239,9 @@ def test_a_foreign_error_of_a_backend_is_a_fault_of_that_worker():
 
 def test_a_worker_that_aborts_by_itself_has_failed():
     class Aborting(FakeBackend):
-        async def generate(self, request):
+        async def generate(self, request, *watch):
             asyncio.get_running_loop().call_later(0.5, self._answers_end)
-            return await super().generate(request)
+            return await super().generate(request, *watch)
 
         def _answers_end(self):
             for answer in list(self._answers.values()):
@@ -304,8 +304,8 @@ def test_an_error_while_the_trainer_waits_for_its_weights_reaches_it():
 
 def test_versions_of_another_incarnation_stop_the_run():
     class Old(FakeBackend):
-        async def generate(self, request):
-            return replace(await super().generate(request), incarnation=0)
+        async def generate(self, request, *watch):
+            return replace(await super().generate(request, *watch), incarnation=0)
 
     begin = PolicyVersion(1, 3)
     with pytest.raises(StalenessError, match=r"of incarnation 0, but it acknowledged 1\.3"):

@@ -31,7 +31,7 @@ LIVES = 30
 
 def plan_of(seed):
     """A random run without permanent faults, whose undisturbed length is known to no one."""
-    return replace(random_plan(seed), permanent=0.0, death=None)
+    return replace(random_plan(seed), permanent=0.0, illness=None, deaths=(), poison=None)
 
 
 def disturbed(seed, plan, **options):

@@ -55,9 +55,9 @@ def test_a_prompt_is_admitted_only_after_the_weights_are_live():
     sent = []
 
     class Noting(FakeBackend):
-        async def generate(self, request):
+        async def generate(self, request, *watch):
             sent.append((request.prompt.index, asyncio.get_running_loop().time()))
-            return await super().generate(request)
+            return await super().generate(request, *watch)
 
     def backends():
         return [Noting(script=FakeScript(ConstantLatency(1.0), publish_s=5.0))]
@@ -136,9 +136,9 @@ def _publish_into_a_long_answer(mode):
     events = []
 
     class Noting(FakeBackend):
-        async def generate(self, request):
+        async def generate(self, request, *watch):
             events.append(("request", asyncio.get_running_loop().time()))
-            return await super().generate(request)
+            return await super().generate(request, *watch)
 
         async def publish(self, version, payload):
             await super().publish(version, payload)

@@ -24,7 +24,7 @@ class KneeBackend:
         self._left = {}
         self._decoding = None
 
-    async def generate(self, request):
+    async def generate(self, request, on_progress=None):
         loop = asyncio.get_running_loop()
         begin, ended = loop.time(), loop.create_future()
         count = self._length(request)

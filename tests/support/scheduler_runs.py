@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swift_rlx.backends import WeightUpdate
-from swift_rlx.errors import BackendRejected, BackendTimeout, BackendUnavailable, WorkerDied
+from swift_rlx.errors import (
+    BackendRejected,
+    BackendTimeout,
+    BackendUnavailable,
+    WorkerAbsent,
+    WorkerDied,
+)
 from swift_rlx.scheduler import (
     GroupOutcome,
     GroupRejected,
@@ -23,7 +29,7 @@ from swift_rlx.scheduler import (
 )
 from swift_rlx.testing.fake_backend import FakeBackend, FakeScript, Fault, LogNormalLatency
 from swift_rlx.testing.virtual_clock import run_virtual
-from swift_rlx.types import DropReason, Fate, Prompt, SamplingParams, Score
+from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt, SamplingParams, Score
 
 
 def prompts(count: int, start: int = 0) -> list[Prompt]:
@@ -48,8 +54,18 @@ class Plan:
     publish_s: float
     transient: float = 0.0
     permanent: float = 0.0
-    death: tuple[float, float] | None = None
-    """When worker-0 is gone."""
+    illness: tuple[float, float] | None = None
+    """When worker-0 answers nothing."""
+    deaths: tuple[tuple[float, int], ...] = ()
+    """When which worker dies."""
+    stalls: float = 0.0
+    """Share of requests that make no further token in their first attempt, until their time is up."""
+    poison: int | None = None
+    """Prompt whose requests kill every worker that they are on."""
+    tell_s: float = 0.0
+    """How often workers tell of tokens; 0: never."""
+    failed_publishes: float = 0.0
+    """Share of publishes that a worker fails at."""
     extra_prompts: int = 0
     publishes_every_step: bool = True
     """Else once a generation batch."""
@@ -79,13 +95,16 @@ def random_plan(seed: int) -> Plan:
         steps_per_batch=steps_per_batch,
         batches_per_step=batches_per_step,
         max_batches=batches if limited else None,
-        max_inflight=chance.randint(1, 12),
+        max_inflight=pick([None, *range(1, 13)]),
         reserved_share=pick([0.0, 0.3]),
         shape_capacity=chance.random() < 0.7,
         weight_update=mode,
         train_order=pick([TrainOrder.COMPLETION, TrainOrder.COMPLETION, TrainOrder.ADMISSION]),
         stale_tokens=pick([StaleTokens.MASK, StaleTokens.MASK, StaleTokens.DROP]),
-        request_timeout_s=1e6,
+        request_timeout_s=400.0,
+        first_token_limit_s=pick([20.0, 40.0]),
+        token_gap_limit_s=pick([10.0, 40.0]),
+        outage_limit_s=1e6,
         warm_up_limit_s=1e6,
         retries=8,
         score_concurrency=pick([1, 4, 64]),
@@ -103,9 +122,14 @@ def random_plan(seed: int) -> Plan:
         publish_s=pick([0.0, 0.0, 0.5, 1.5]),
         transient=pick([0.0, 0.0, 0.1, 0.4]),
         permanent=pick([0.0, 0.0, 0.0, 0.2]),
-        death=(chance.uniform(0, 4), chance.uniform(4, 12))
+        illness=(chance.uniform(0, 4), chance.uniform(4, 12))
         if workers > 1 and chance.random() < 0.3
         else None,
+        deaths=tuple((chance.uniform(0, 20), chance.randrange(workers)) for _ in range(pick([0, 0, 1, 4]))),
+        stalls=pick([0.0, 0.0, 0.1]),
+        poison=chance.randint(0, 9) if chance.random() < 0.2 else None,
+        tell_s=pick([0.0, 0.3, 0.3, 1.0]),
+        failed_publishes=pick([0.0, 0.0, 0.0, 0.2]),
         extra_prompts=chance.randint(0, 9) if limited else 0,
         publishes_every_step=chance.random() < 0.5,
         rejects=chance.random() < 0.2,
@@ -124,6 +148,11 @@ class Watch:
     trained_tokens: int = 0
     ended: Counter = field(default_factory=Counter)
     untrained_ends: int = 0
+    unanswered: set = field(default_factory=set)
+    """Prompts that were dropped for want of answers."""
+    deaths: int = 0
+    continued: int = 0
+    """Answers that a second worker went on with."""
     flying: Counter = field(default_factory=Counter)
     ages: Counter = field(default_factory=Counter)
     rounds: Counter = field(default_factory=Counter)
@@ -150,6 +179,8 @@ class Watch:
         self.ended[end.group.prompt.key] += 1
         if end.outcome is not GroupOutcome.TRAINED:
             self.untrained_ends += 1
+        if end.drop_reason is DropReason.TOO_FEW_ANSWERS:
+            self.unanswered.add(end.group.prompt.index)
 
     def check_batch(self, batch):
         bound = self.plan.config.max_staleness
@@ -174,21 +205,58 @@ class Watch:
 
 
 class WatchedBackend(FakeBackend):
-    """Notes what is in flight."""
+    """Notes what is in flight. Can die: with what is on it, with its weights, and until it is started again."""
 
     def __init__(self, watch, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._watch = watch
+        self._state, self.lives = "well", 0
+        self._chance = random.Random(f"publish/{watch.plan.seed}/{self.name}")
 
-    async def generate(self, request):
+    async def generate(self, request, *watch):
+        self._raise_unless("well")
         key = (request.prompt.key, request.member)
         flying = self._watch.flying
         flying[key] += 1
         assert flying[key] == 1, f"{key} is generated twice at a time"
+        if request.prompt.index == self._watch.plan.poison:
+            self._clock.call_later(0.2, self.die)
         try:
-            return await super().generate(request)
+            return await super().generate(request, *watch)
         finally:
             flying[key] -= 1
+
+    def die(self):
+        if self._state == "dead" or self.is_closed:
+            return
+        self._state, self._version = "dead", PolicyVersion(-1, 0)
+        self._watch.deaths += 1
+        self.lives += 1
+        for answer in self._answers.values():
+            if not answer.ended.done():
+                answer.ended.set_exception(WorkerDied(f"{self.name} died"))
+
+    async def publish(self, version, payload):
+        self._raise_unless("well", "waits for weights")
+        if self._chance.random() < self._watch.plan.failed_publishes:
+            raise BackendUnavailable("no room for weights")
+        life = self.lives
+        await super().publish(version, payload)
+        if self.lives != life:
+            self._version = PolicyVersion(-1, 0)
+            raise WorkerDied(f"{self.name} died while it took weights")
+        self._state = "well"
+
+    async def health(self):
+        if self._state == "dead":
+            self._state = "starting"
+            self._clock.call_later(2.0, lambda: setattr(self, "_state", "waits for weights"))
+        self._raise_unless("well", "waits for weights")
+        return await super().health()
+
+    def _raise_unless(self, *states):
+        if self._state not in states:
+            raise WorkerAbsent(f"{self.name} {self._state}")
 
 
 def faulty_script(plan: Plan, name: str, now) -> FakeScript:
@@ -198,15 +266,17 @@ def faulty_script(plan: Plan, name: str, now) -> FakeScript:
         chance = random.Random(f"{plan.seed}/{request.prompt.index}/{request.member}")
         if chance.random() < plan.permanent:
             return Fault(BackendRejected, after_s=chance.random())
-        if name == "worker-0" and plan.death and plan.death[0] <= now() < plan.death[1]:
-            return Fault(WorkerDied, after_s=0.05)
+        if name == "worker-0" and plan.illness and plan.illness[0] <= now() < plan.illness[1]:
+            return Fault(BackendUnavailable, after_s=0.05)
+        if request.attempt == 1 and chance.random() < plan.stalls:
+            return Fault(None, after_s=chance.uniform(0.0, 3.0), deaf=chance.random() < 0.3)
         if chance.random() < plan.transient and request.attempt <= chance.randint(1, 2):
             return Fault(chance.choice([BackendUnavailable, BackendTimeout]), after_s=chance.random())
         return None
 
     def health_fault():
-        if name == "worker-0" and plan.death and plan.death[0] <= now() < plan.death[1]:
-            return WorkerDied("gone")
+        if name == "worker-0" and plan.illness and plan.illness[0] <= now() < plan.illness[1]:
+            return BackendUnavailable("ill")
         return None
 
     def sampled(request, count):
@@ -221,6 +291,7 @@ def faulty_script(plan: Plan, name: str, now) -> FakeScript:
         max_tokens=50,
         publish_s=plan.publish_s,
         sampled=sampled,
+        tell_s=plan.tell_s,
     )
 
 
@@ -244,6 +315,8 @@ async def _run(plan: Plan, watch: Watch) -> None:
         config, backends, IterableSource(watch.source()), scorer(plan), on_end=watch.on_end
     )
     watch_live(scheduler, watch)
+    for when, number in plan.deaths:
+        loop.call_later(when, backends[number].die)
     async with scheduler:
         await train_all(plan, scheduler, watch)
         watch.stats = scheduler.statistics()
@@ -303,7 +376,7 @@ def watch_live(scheduler, watch):
 
 def _check_end(plan, watch, stats, backends):
     config, dropped = plan.config, sum(stats.dropped.values())
-    rejected = sum(index % 5 == 2 for _, index in watch.ended) if plan.rejects else 0
+    rejected = sum(index % 5 == 2 and index != plan.poison for _, index in watch.ended) if plan.rejects else 0
     assert stats.admitted == len(watch.ended) == len(watch.trained) + dropped
     assert set(watch.ended.values()) == {1}
     assert max(watch.rounds, default=1) <= 2, "a group was made more than twice"
@@ -311,7 +384,8 @@ def _check_end(plan, watch, stats, backends):
     assert stats.inflight == stats.open == stats.ready == stats.waiting_requests == 0
     assert not +watch.flying
     if not plan.permanent:
-        assert dropped == rejected == stats.dropped.get(DropReason.NO_SPREAD, 0)
+        assert watch.unanswered <= {plan.poison}, "a request was given up for what others did"
+        assert dropped - len(watch.unanswered) == rejected == stats.dropped.get(DropReason.NO_SPREAD, 0)
     full = plan.batches * config.batch_groups
     assert stats.trained == (min(full, plan.num_prompts - dropped) if config.max_batches else full - dropped)
     if config.train_order is TrainOrder.ADMISSION:
@@ -320,5 +394,8 @@ def _check_end(plan, watch, stats, backends):
     assert stats.generated_tokens == sum(backend.generated_tokens for backend in backends)
     assert watch.trained_tokens == stats.tokens[Fate.TRAINED]
     assert dict(watch.ages) == dict(stats.staleness)
-    assert all(backend.max_seen_inflight <= config.max_inflight for backend in backends)
+    assert all(
+        backend.max_seen_inflight <= (config.max_inflight or config.most_inflight(plan.workers))
+        for backend in backends
+    )
     assert all(backend.is_closed for backend in backends)

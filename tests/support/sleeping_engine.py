@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from swift_rlx.backends import Capabilities, EngineSpec, GenerationRequest, Health
+from swift_rlx.backends import Capabilities, EngineSpec, GenerationRequest, Health, OnProgress, unwatched
 from swift_rlx.backends.transformers_engine import create as create_transformers
 from swift_rlx.testing.fake_backend import LogNormalLatency
 from swift_rlx.types import Completion, FinishReason, FloatArray, IntArray, PolicyVersion
@@ -60,7 +60,7 @@ class SleepingEngine:
         self._live_s, self._live_step = [float("-inf")], [spec.version.step]
         self._ends: dict[str, asyncio.Event] = {}
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         now, prompt, script = asyncio.get_running_loop().time, request.prompt, self._script
         latency_s, start_s = script.latency_s(prompt.epoch, prompt.index, request.member), now()
         end = self._ends[request.request_id] = asyncio.Event()

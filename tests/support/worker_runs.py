@@ -25,7 +25,7 @@ def spec(folder: Path, **options) -> EngineSpec:
 
 def worker(folder: Path, /, name: str = "worker-0", start_limit_s: float = 30.0, **changes) -> WorkerProcess:
     """Not started yet. Options of the engine and arguments of WorkerProcess by name."""
-    own = {"silence_limit_s", "close_grace_s", "environment"} & changes.keys()
+    own = {"silence_limit_s", "stall_limit_s", "close_grace_s", "environment"} & changes.keys()
     arguments = {key: changes.pop(key) for key in own}
     return WorkerProcess(
         spec(folder, **changes), run_directory=folder, name=name, start_limit_s=start_limit_s, **arguments

@@ -46,16 +46,17 @@ class WrongVersion(FakeEngine):
 
 
 class OneSeed(FakeEngine):
-    async def generate(self, request):
-        return await super().generate(replace(request, sampling=replace(request.sampling, seed=0)))
+    async def generate(self, request, *watch):
+        return await super().generate(replace(request, sampling=replace(request.sampling, seed=0)), *watch)
 
 
 class Drawn(FakeEngine):
     number = 0
 
-    async def generate(self, request):
+    async def generate(self, request, *watch):
         self.number += 1
-        return await super().generate(replace(request, sampling=replace(request.sampling, seed=self.number)))
+        sampling = replace(request.sampling, seed=self.number)
+        return await super().generate(replace(request, sampling=sampling), *watch)
 
 
 class Altered(FakeEngine):
@@ -64,8 +65,8 @@ class Altered(FakeEngine):
     def change(self, request, completion):
         return completion
 
-    async def generate(self, request):
-        return self.change(request, await super().generate(request))
+    async def generate(self, request, *watch):
+        return self.change(request, await super().generate(request, *watch))
 
 
 class AlwaysStop(Altered):
@@ -81,15 +82,16 @@ class WithoutTheStop(Altered):
 
 
 class LooseTemperature(FakeEngine):
-    async def generate(self, request):
-        return await super().generate(replace(request, sampling=replace(request.sampling, temperature=1.0)))
+    async def generate(self, request, *watch):
+        sampling = replace(request.sampling, temperature=1.0)
+        return await super().generate(replace(request, sampling=sampling), *watch)
 
 
 class Raw(FakeEngine):
     """Log-probs as if the temperature were 1."""
 
-    async def generate(self, request):
-        completion = await super().generate(request)
+    async def generate(self, request, *watch):
+        completion = await super().generate(request, *watch)
         text = np.concatenate([request.prompt.token_ids, completion.token_ids])
         return replace(completion, logprobs=(await self.logprobs(text))[len(request.prompt.token_ids) - 1 :])
 
@@ -113,9 +115,9 @@ class Lenient(FakeEngine):
 class Brittle(FakeEngine):
     """A bad request takes its neighbors with it."""
 
-    async def generate(self, request):
+    async def generate(self, request, *watch):
         try:
-            return await super().generate(request)
+            return await super().generate(request, *watch)
         except BackendRejected:
             self._aborted |= self._running
             raise
@@ -128,14 +130,14 @@ class Stubborn(FakeEngine):
         super().__init__(spec)
         self.tasks = {}
 
-    async def generate(self, request):
+    async def generate(self, request, *watch):
         if request.request_id in self.tasks and not self.tasks[request.request_id].done():
             raise BackendRejected(f"{request.request_id} is in flight")
-        task = self.tasks[request.request_id] = asyncio.ensure_future(super().generate(request))
+        task = self.tasks[request.request_id] = asyncio.ensure_future(super().generate(request, *watch))
         return await asyncio.shield(task)
 
-    async def _sample(self, request):
-        result = await super()._sample(request)
+    async def _sample(self, request, *watch):
+        result = await super()._sample(request, *watch)
         if len(result[0]) > 30 and request.request_id not in self._aborted:
             await asyncio.sleep(0.3)
         return result
@@ -153,10 +155,10 @@ class FalselyPinned(FakeEngine):
         super().__init__(spec)
         self._declared = Capabilities(pin=True)
 
-    async def generate(self, request):
+    async def generate(self, request, *watch):
         self.capabilities = Capabilities(keep=True)
         try:
-            return await super().generate(request)
+            return await super().generate(request, *watch)
         finally:
             self.capabilities = self._declared
 
