@@ -64,6 +64,11 @@ class OpenGroup:
         """Whether too many members failed."""
         return self.size - len(self.failed) < self.min_members
 
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens of its answers."""
+        return sum(one.num_sampled for one in self.completions.values())
+
     def record(self, scores: Mapping[int, Score] | None = None, scored_s: float = 0.0) -> TrajectoryGroup:
         """What it has now; `scores` by member, the others are unscored."""
         scores = scores or {}
@@ -92,6 +97,8 @@ class GroupBook:
     def __init__(self, group_size: int, min_members: int) -> None:
         self.trained = 0
         self.carried = 0
+        self.carried_tokens = 0
+        """Of the answers of groups that were carried over."""
         self.regenerated = 0
         self.dropped: Counter[DropReason] = Counter()
         self._size = group_size
@@ -169,11 +176,17 @@ class GroupBook:
         """The run ends: all open groups, in the order of their admission."""
         groups = [self._end(order, GroupState.CARRIED) for order in sorted(self._open)]
         self.carried += len(groups)
+        self.carried_tokens += sum(group.num_tokens for group in groups)
         return groups
 
     def get(self, order: int) -> OpenGroup:
         """An open group by its number."""
         return self._open[order]
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose fate is open: of the answers of groups that were neither trained nor dropped."""
+        return self.carried_tokens + sum(group.num_tokens for group in self)
 
     def oldest_not_ready(self) -> int | None:
         """Lowest number among the groups that are not ready."""

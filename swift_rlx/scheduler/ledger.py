@@ -1,4 +1,8 @@
-"""What became of every generated token. The fates sum to what was generated, at any moment."""
+"""What became of every generated token that arrived, or that a failure reported. The fates sum to that, at any moment.
+
+How many tokens a worker had made that died, or that did not even end an answer when told to, nobody knows: they are in
+no fate.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +46,13 @@ class TokenLedger:
         """Share of the generated tokens by fate; sums to 1. All zero before the first token."""
         return {fate: tokens / max(self._generated, 1) for fate, tokens in self._tokens.items()}
 
-    def check(self) -> None:
-        """Raise `SchedulingError` unless the fates sum to what was generated."""
-        if sum(self._tokens.values()) != self._generated:
-            found = ", ".join(f"{fate.value} {tokens}" for fate, tokens in self._tokens.items())
-            raise SchedulingError(f"{self._generated} tokens were generated, but accounted for are: {found}")
+    def check(self, held: int) -> None:
+        """Raise `SchedulingError` unless exactly the `held` tokens, those of groups that have not ended, are in flight.
+
+        Who forgets to settle the tokens of a group that ended, or settles them without need, is found here.
+        """
+        if (found := self._tokens[Fate.IN_FLIGHT]) != held:
+            raise SchedulingError(
+                f"{found} of {self._generated} tokens are counted as in flight, but the groups that have not ended hold"
+                f" {held}"
+            )

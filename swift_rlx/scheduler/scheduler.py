@@ -213,7 +213,7 @@ class RolloutScheduler:
     def check(self) -> None:
         """Raise `SchedulingError` unless every prompt and every token is accounted for."""
         self._state.book.check(self._state.capacity.admitted)
-        self._state.ledger.check()
+        self._state.ledger.check(self._state.book.held_tokens)
 
     @property
     def version(self) -> PolicyVersion:

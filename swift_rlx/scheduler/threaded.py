@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 
-from swift_rlx.backends.base import Backend
+from swift_rlx.backends.base import Backend, WeightUpdate
 from swift_rlx.errors import BackendTimeout, SchedulingError
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.ending import OnEnd
@@ -119,6 +119,11 @@ class RolloutThread:
         self._thread.call(published())
 
     @property
+    def weight_update(self) -> WeightUpdate:
+        """What happens to answers in flight when weights are published; `auto` resolved."""
+        return self._running().weight_update
+
+    @property
     def live(self) -> PolicyVersion:
         """As `RolloutScheduler.live`."""
         return self._running().live
@@ -147,6 +152,11 @@ class RolloutThread:
         return self._thread.loop
 
     @property
+    def failure(self) -> BaseException | None:
+        """What ended the thread, or went wrong at its end: also a law of the scheduler that was found broken then."""
+        return self._thread.failure
+
+    @property
     def scheduler(self) -> RolloutScheduler:
         """The scheduler itself, to be touched in its loop, or after `close`."""
         return self._running()
@@ -154,12 +164,16 @@ class RolloutThread:
     def close(self) -> None:
         """End the run as `RolloutScheduler.close` does and join the thread; a second call does nothing.
 
-        Returns after `close_limit_s` at the latest: a thread that is stuck by then is left behind, with a warning.
+        Returns after `close_limit_s` at the latest: a thread that is stuck by then is left behind, with a warning. What
+        goes wrong at the end is told, and kept in `failure`.
         """
+        is_first = not self._thread.is_ended
         if not self._thread.end(self._close_limit_s):
             logger.warning(
                 "the rollout thread did not end within %g s and is left behind", self._close_limit_s
             )
+        elif is_first and self._scheduler is not None and self.failure is not None:
+            logger.error("the rollout thread ended with an error: %s", self.failure)
 
     def __enter__(self) -> RolloutThread:
         self.start()

@@ -92,13 +92,17 @@ class AsyncRolloutMixin:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().train(*args, **kwargs)
+            result = super().train(*args, **kwargs)
         except BaseException as error:
             if self._link is not None:
                 self._link.fail(error)
             raise
         finally:
+            pipeline = self.pipeline
             self._end_pipeline()
+        if pipeline is not None:
+            pipeline.check()
+        return result
 
     def _end_pipeline(self) -> None:
         pipeline, self.pipeline, self._link = self.pipeline, None, None

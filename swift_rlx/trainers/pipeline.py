@@ -129,6 +129,11 @@ class RolloutPipeline:
         self._open.close()
         self.weights.remove()
 
+    def check(self) -> None:
+        """After `close`: raise what went wrong at the end, such as a law of the scheduler that was found broken."""
+        if self.thread.failure is not None:
+            raise self.thread.failure
+
 
 def worker_environment(spec: EngineSpec) -> dict[str, str]:
     """Variables of a worker process beside the trainer's own: its accelerators, and threads that do not fight."""

@@ -181,7 +181,9 @@ def test_every_token_has_one_fate():
     assert (ledger.generated, ledger.tokens(Fate.IN_FLIGHT)) == (10, 3)
     assert sum(ledger.shares().values()) == pytest.approx(1.0)
     assert ledger.shares()[Fate.TRAINED] == pytest.approx(0.6)
-    ledger.check()
+    ledger.check(held=3)
+    with pytest.raises(SchedulingError, match=r"3 of 10 tokens are counted as in flight, but .* hold 2"):
+        ledger.check(held=2)
 
 
 @pytest.mark.parametrize(("fate", "tokens"), [(Fate.TRAINED, 4), (Fate.TRAINED, -1), (Fate.IN_FLIGHT, 1)])

@@ -196,6 +196,19 @@ def test_after_the_end_a_call_says_so():
         rollout.publish(None)
 
 
+def test_a_law_that_is_found_broken_at_the_end_is_told_and_kept(caplog):
+    rollout = thread()
+    rollout.start()
+    train(rollout)
+    rollout.loop.call_soon_threadsafe(rollout.scheduler.ledger.arrived, 5)  # and never settled
+    rollout.close()
+    rollout.close()
+    assert isinstance(rollout.failure, SchedulingError)
+    message = "5 of 13 tokens are counted as in flight, but the groups that have not ended hold 0"
+    assert message in str(rollout.failure)
+    assert caplog.text.count(message) == 1
+
+
 def test_a_thread_that_is_stuck_is_left_behind_in_time(caplog):
     released = threading.Event()
 
