@@ -39,7 +39,9 @@ class Fate(enum.Enum):
     CUT = "cut"
     """Of an answer that we ended ourselves: weights were published by `abort`, or the run ended."""
     FAILED = "failed"
-    """Of a failed attempt, an unscored answer, or a dropped group."""
+    """Of a failed attempt, an unscored answer, or a group that was dropped because of failures."""
+    REJECTED = "rejected"
+    """Of a group that the scorer turned away, as dynamic sampling does with one without spread."""
     STORED = "stored"
     """Kept for later training from stored trajectories."""
 

@@ -72,13 +72,15 @@ class RolloutConfig:
     abort_grace_s: float = 5.0
     """How long a backend may take to end a request that it was told to end."""
     outage_limit_s: float = 60.0
-    """How long every worker may be out before the run ends with the last error."""
+    """How long no worker may have been well before the run ends with the last error (`recovery.py`)."""
     publish_limit_s: float = 300.0
     """How long a worker may take to apply weights."""
     warm_up_limit_s: float = 600.0
     """How long the first batch may take."""
     score_concurrency: int = 64
     """Groups being scored at a time."""
+    score_limit_s: float = 300.0
+    """How long a group may take to be scored, from when those whose scoring began before are done."""
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
@@ -120,6 +122,7 @@ class RolloutConfig:
             "outage_limit_s",
             "publish_limit_s",
             "warm_up_limit_s",
+            "score_limit_s",
         ):
             if (seconds := getattr(self, name)) <= 0:
                 raise ConfigError(f"{name} {seconds:g} is refused: it must be above 0")

@@ -219,7 +219,7 @@ class Generation:
         state = self._state
         never_told = max(error.lost_tokens - (job.draft.num_tokens - job.kept), 0)
         state.ledger.arrived(never_told)
-        state.failures[type(error).__name__] += 1
+        state.attempt_failed(error)
         counts = self._counts(job, worker, error)
         job.furthest = max(job.furthest, job.draft.num_tokens)
         is_dead = isinstance(error, (WorkerDied, WorkerAbsent))

@@ -182,7 +182,10 @@ class RolloutScheduler:
         return state.version
 
     async def published(self, version: PolicyVersion) -> None:
-        """Return when `version` or a later one is live on the workers. Raises what failed."""
+        """Return when every worker that is not out serves `version` or a later one. Raises what failed.
+
+        A worker that is out gets the newest weights before it is given requests again.
+        """
         while self._state.live < version:
             self._raise_failure()
             self._state.events.live.clear()
@@ -260,6 +263,7 @@ class RolloutScheduler:
                 f"no first batch within {state.config.warm_up_limit_s:g} s: of {state.config.batch_groups} groups"
                 f" {stats.ready} are ready and {scoring} wait for their score; {stats.inflight} requests are in"
                 f" flight and {stats.waiting_requests} without a slot; failed attempts: {stats.failures or 'none'}"
+                f"{''.join(f'; {said}' for said in (state.last_failure, state.drops.last) if said)}"
             )
         )
 

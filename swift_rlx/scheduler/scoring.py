@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from swift_rlx.clock import Timer
 from swift_rlx.errors import RewardError
 from swift_rlx.scheduler.groups import OpenGroup
 from swift_rlx.scheduler.ready import make_ready, trainable
@@ -25,19 +26,29 @@ class GroupRejected(Exception):
 
 
 class Scoring:
-    """Scores up to `score_concurrency` groups at a time. An error of the scorer ends the run."""
+    """Scores up to `score_concurrency` groups at a time. An error of the scorer ends the run.
+
+    So does one that takes longer than `score_limit_s`. Groups may wait for each other inside the scorer, as for a
+    reward that takes one at a time; so only the time counts in which none is left whose scoring began before.
+    """
 
     def __init__(self, state: RunState, score: Scorer) -> None:
-        self.running = 0
         self._state = state
         self._score = score
+        self._running: dict[
+            int, OpenGroup
+        ] = {}  # by their number of admission, in the order in which they began
+        self._watched: int | None = None
+        self._limit: Timer | None = None
 
     def step(self) -> None:
         """Begin with the groups that wait, oldest first, as far as there is a place."""
         state = self._state
-        while state.to_score and self.running < state.config.score_concurrency:
-            self.running += 1
-            state.supervisor.spawn(self._run(state.to_score.popleft()))
+        while state.to_score and len(self._running) < state.config.score_concurrency:
+            group = state.to_score.popleft()
+            self._running[group.order] = group
+            state.supervisor.spawn(self._run(group))
+        self._watch()
 
     async def _run(self, group: OpenGroup) -> None:
         state, members = self._state, sorted(group.completions)
@@ -49,16 +60,37 @@ class Scoring:
             state.drop(group, record, rejected.reason, str(rejected))
             return
         finally:
-            self.running -= 1
+            del self._running[group.order]
+            self._watch()
             state.events.score.set()
         record = group.record(_by_member(group, members, scores), state.clock.now())
         if len(trainable(record)) < state.config.min_members:
             state.drop(group, record, DropReason.TOO_FEW_SCORED)
             return
-        state.drops_in_a_row = 0
+        state.drops.scored()
         state.book.ready(group)
         state.ready.add(make_ready(record, state.config))
         state.events.train.set()
+
+    def _watch(self) -> None:
+        """Begin to count for the group whose scoring began first, unless it is counted for already."""
+        first = next(iter(self._running), None)
+        if first == self._watched:
+            return
+        if self._limit is not None:
+            self._limit.cancel()
+        self._watched = first
+        if first is not None:
+            self._limit = self._state.clock.call_later(self._state.config.score_limit_s, self._took_too_long)
+
+    def _took_too_long(self) -> None:
+        group, limit_s = next(iter(self._running.values())), self._state.config.score_limit_s
+        self._state.supervisor.fail(
+            RewardError(
+                f"the {len(group.completions)} answers to prompt {group.prompt.key} were not scored within"
+                f" {limit_s:g} s: a reward hangs or is too slow; give it a limit of its own"
+            )
+        )
 
 
 def _by_member(group: OpenGroup, members: Sequence[int], scores: Sequence[Score]) -> dict[int, Score]:

@@ -7,14 +7,16 @@ changes something that another stage waits for sets that stage's event.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from swift_rlx.clock import Clock
-from swift_rlx.errors import BackendUnavailable, RewardError, StalenessError
+from swift_rlx.errors import BackendError, StalenessError
 from swift_rlx.scheduler.capacity import Capacity
 from swift_rlx.scheduler.config import RolloutConfig
+from swift_rlx.scheduler.drops import LEAST_IN_A_ROW, DropWatch
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.groups import GroupBook, OpenGroup
 from swift_rlx.scheduler.ledger import TokenLedger
@@ -33,8 +35,7 @@ from swift_rlx.types import (
     TrajectoryGroup,
 )
 
-MIN_DROPS_TO_END = 32
-"""Groups that are dropped in a row before the run ends; twice what may be admitted, where that is more."""
+logger = logging.getLogger("swift_rlx")
 
 Scorer = Callable[[Prompt, Sequence[Completion]], Awaitable[Sequence[Score]]]
 """Scores the completions of one group, one score each, in their order."""
@@ -86,39 +87,38 @@ class RunState:
     """Trained tokens by staleness."""
     retries: int = 0
     repeated_tokens: int = 0
-    drops_in_a_row: int = 0
-    """Groups that were dropped for want of answers or rewards since one became ready."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failed attempts by kind of error."""
+    last_failure: str = ""
+    """What the newest failed attempt said."""
     is_closing: bool = False
+    drops: DropWatch = field(init=False)
+    _told: set[str] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        limit = max(LEAST_IN_A_ROW, self.config.places)
+        self.drops = DropWatch(limit, self.supervisor.fail, self.book.oldest_not_ready)
+
+    def attempt_failed(self, error: BackendError) -> None:
+        """Count a failed attempt; the first one of its kind in this start of the run is told."""
+        kind, self.last_failure = type(error).__name__, str(error)
+        self.failures[kind] += 1
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.warning(
+                "a request failed (later ones of its kind are counted, not told): %s: %s", kind, error
+            )
 
     def drop(self, group: OpenGroup, record: TrajectoryGroup, reason: DropReason, detail: str = "") -> None:
-        """A group ends without training; its tokens are settled and its place is given to another prompt.
-
-        Where this has happened to very many in a row, something is wrong with all of them, and the run ends.
-        """
-        self.ledger.settle(Fate.FAILED, sum(one.num_sampled for one in group.completions.values()))
+        """A group ends without training; its tokens are settled and its place is given to another prompt."""
+        fate = Fate.REJECTED if reason is DropReason.NO_SPREAD else Fate.FAILED
+        self.ledger.settle(fate, group.num_tokens)
         self.book.drop(group, reason)
         self.capacity.drop()
+        self.drops.dropped(group, record, reason)
         self.on_end(GroupEnd(record, GroupOutcome.DROPPED, reason, detail))
         self.events.generate.set()
         self.events.train.set()
-        self._count_drop(group, reason)
-
-    def _count_drop(self, group: OpenGroup, reason: DropReason) -> None:
-        if reason is DropReason.NO_SPREAD:
-            return
-        self.drops_in_a_row += 1
-        if self.drops_in_a_row < max(MIN_DROPS_TO_END, 2 * self.config.places):
-            return
-        many = f"{self.drops_in_a_row} prompts in a row were dropped: "
-        if reason is DropReason.TOO_FEW_ANSWERS:
-            last = next(reversed(group.failed.values()), "none")
-            self.supervisor.fail(
-                BackendUnavailable(f"{many}too few of their answers came; the last error: {last}")
-            )
-        else:
-            self.supervisor.fail(RewardError(f"{many}too few of their answers got a reward that is a number"))
 
     def tokens_are_made_again(self, tokens: int) -> None:
         """Tokens of an attempt are lost, and the next one makes them again."""

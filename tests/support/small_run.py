@@ -44,10 +44,19 @@ def settings(**changes):
 
 
 def train(
-    config, backends=None, *, source=None, count=8, train_s=1.0, score=score_one, steps=None, **options
+    config,
+    backends=None,
+    *,
+    source=None,
+    count=8,
+    train_s=1.0,
+    score=score_one,
+    steps=None,
+    seen=None,
+    **options,
 ):
-    """Train until the prompts have ended, or for `steps` steps; return what was seen."""
-    seen = Seen()
+    """Train until the prompts have ended, or for `steps` steps; return what was seen, also in `seen` if it raises."""
+    seen = seen or Seen()
 
     async def main():
         loop = asyncio.get_running_loop()
