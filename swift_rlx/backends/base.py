@@ -100,7 +100,7 @@ class Backend(Protocol):
         """Serve these weights to every request that starts after the return, prefix caches reset."""
 
     async def health(self) -> Health:
-        """Raises `BackendError` where the worker cannot serve."""
+        """Raises `BackendError` where the worker cannot serve, `WorkerAbsent` while it is being started."""
 
     async def close(self) -> None:
         """End the worker and free what it holds; may be called twice."""

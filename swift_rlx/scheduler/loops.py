@@ -13,8 +13,12 @@
 
 Only places bound what is in the pipeline (`capacity.py`); there is no queue that could fill up between stages, and so
 none that could block one. A stage that is slow makes the trainer wait, the trainer publishes later, and generation
-runs out of places. Every wait is for an event, and every event has a setter that ends: requests have time limits,
-the scorer owns its own, and the first error of any task wakes the trainer.
+runs out of places. Every wait is for an event, and every event has a setter that ends: requests, scoring and publishing
+have time limits, an outage has one, groups that are dropped in a row are counted, and the first error of any task wakes
+the trainer.
+
+Weights are live when every worker that is not ejected serves them. Where all are ejected that is at once; a worker gets
+the live weights before it is readmitted, so nothing older is ever made.
 """
 
 from __future__ import annotations

@@ -36,15 +36,16 @@ class Publisher:
         self._router = router
         self._cut = cut
         self._on_failure = on_failure
-        self._idle = {worker.name: asyncio.Event() for worker in router.workers}
+        self._settled = {worker.name: asyncio.Event() for worker in router.workers}
+        router.on_eject = lambda worker: self._settled[worker.name].set()
 
     def released(self, worker: Worker) -> None:
         """A slot of the worker was given back."""
         if worker.inflight == 0:
-            self._idle[worker.name].set()
+            self._settled[worker.name].set()
 
     async def publish(self, version: PolicyVersion, payload: object) -> None:
-        """Return when every worker that is not ejected serves `version`."""
+        """Return when every worker that is not ejected serves `version`; that may be none."""
         while workers := self._lagging(version):  # one may be readmitted meanwhile, with older weights
             await asyncio.gather(*(self._publish_to(worker, version, payload) for worker in workers))
 
@@ -60,7 +61,7 @@ class Publisher:
             worker.state = WorkerState.PAUSED
             if self.mode is WeightUpdate.ABORT:
                 self._cut(worker)
-            await self._wait_until_idle(worker)
+            await self._wait_until_settled(worker)
             if worker.state is not WorkerState.PAUSED:
                 return  # it was ejected meanwhile
         try:
@@ -72,10 +73,11 @@ class Publisher:
         if worker.state is WorkerState.PAUSED:
             worker.state = WorkerState.OPEN
 
-    async def _wait_until_idle(self, worker: Worker) -> None:
+    async def _wait_until_settled(self, worker: Worker) -> None:
+        """Until nothing is in flight on it, or it is ejected: with requests that hang it would hold up the others."""
         while worker.inflight and worker.state is WorkerState.PAUSED:
-            self._idle[worker.name].clear()
-            await self._idle[worker.name].wait()
+            self._settled[worker.name].clear()
+            await self._settled[worker.name].wait()
 
 
 async def give_weights(worker: Worker, version: PolicyVersion, payload: object, limit_s: float) -> None:

@@ -1,15 +1,17 @@
 """Workers that fail: ejected, asked from time to time, given the current weights, and readmitted.
 
 The run ends with the last error once no worker has been well for `outage_limit_s`, and at once when none of them will
-be started any more. The time in which a process of our own is being started does not count: that has a limit itself.
+be started any more. A worker is well again when it has answered a request, or makes tokens: many that cannot generate
+say that they are well. The time does not count in which one is being started, which has a limit itself, or has nothing
+to do. A readmitted worker is given the time of its first request; who fails at that too is not hoped for any more.
 """
 
 from __future__ import annotations
 
 import logging
 
-from swift_rlx.clock import Timer
 from swift_rlx.errors import BackendError, BackendUnavailable, StalenessError, WorkerAbsent, WorkerLost
+from swift_rlx.scheduler.outage import Outage
 from swift_rlx.scheduler.publishing import give_weights
 from swift_rlx.scheduler.requests import within
 from swift_rlx.scheduler.routing import Worker, WorkerState
@@ -19,27 +21,23 @@ from swift_rlx.types import PolicyVersion
 HEALTH_LIMIT_S = 10.0
 STARTING_S = 1.0
 """After how long a worker whose process is being started is asked again."""
-PROBE_S = 5.0
-"""How much longer an outage may last, each time, while a worker has a request that shows whether it is well."""
 
 logger = logging.getLogger("swift_rlx")
 
 
 class Recovery:
-    """Keeps the time since which nothing works, and brings workers back."""
+    """Knows how long nothing has worked, and brings workers back."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._outage: Timer | None = None
-        self._outage_since_s = 0.0
+        self._outage = Outage(state.clock, state.config.outage_limit_s, self._outage_is_over)
         self._last_error: BackendError | None = None
         self._lost: set[str] = set()
+        state.router.on_idle_change = self._count
 
     def succeeded(self) -> None:
         """A worker gave an answer, or made tokens."""
-        if self._outage is not None:
-            self._outage.cancel()
-            self._outage = None
+        self._outage.end()
 
     def failed(self, worker: Worker, error: BackendError, is_dead: bool) -> None:
         """A request failed by the worker's fault."""
@@ -63,23 +61,30 @@ class Recovery:
 
     def _note(self, error: BackendError) -> None:
         self._last_error = error
-        if not self._state.router.is_none_well:
-            self.succeeded()
-        elif self._outage is None:
-            self._outage_since_s = self._state.clock.now()
-            self._wait_for_end(self._state.config.outage_limit_s)
+        self._count()
+        router = self._state.router
+        if self._outage.is_over and router.is_none_hopeful and not router.is_one_coming:
+            self._end()
 
-    def _wait_for_end(self, seconds: float) -> None:
-        self._outage = self._state.clock.call_later(seconds, self._end)
+    def _count(self) -> None:
+        """Have the outage counted while nothing works and nothing is about to."""
+        router = self._state.router
+        if not router.is_none_well:
+            return
+        if router.is_one_coming:
+            self._outage.pause()
+        else:
+            self._outage.run()
+
+    def _outage_is_over(self) -> None:
+        router = self._state.router
+        open_ones = [worker for worker in router.workers if worker.state is not WorkerState.EJECTED]
+        if router.is_none_hopeful and not any(worker.inflight for worker in open_ones):
+            self._end()  # else the end of the request that one of them is tried with decides
 
     def _end(self) -> None:
-        """The outage has lasted as long as it may."""
-        workers, error = self._state.router.workers, self._last_error
-        if any(worker.state is WorkerState.OPEN and worker.inflight for worker in workers):
-            self._wait_for_end(PROBE_S)  # this request will tell; it has a time limit of its own
-            return
-        lasted_s = self._state.clock.now() - self._outage_since_s
-        self._fail(f"no rollout worker has answered for {lasted_s:.0f} s; the last error: {error}")
+        seconds, error = self._outage.seconds, self._last_error
+        self._fail(f"no rollout worker has answered for {seconds:.0f} s; the last error: {error}")
 
     def _fail(self, text: str) -> None:
         end = BackendUnavailable(text)
@@ -87,7 +92,7 @@ class Recovery:
         self._state.supervisor.fail(end)
 
     async def _bring_back(self, worker: Worker, wait_s: float) -> None:
-        state = self._state
+        state, out_since_s = self._state, self._state.clock.now()
         while True:
             await state.clock.sleep(wait_s)
             try:
@@ -96,18 +101,21 @@ class Recovery:
                 self._lose(worker, error)
                 wait_s = state.router.ejection_s(worker)
             except WorkerAbsent:
-                self.succeeded()  # it is being started, within a limit of its own
+                state.router.starting(worker)
+                self._count()
                 wait_s = STARTING_S
             except BackendError as error:
                 state.router.is_still_ill(worker)
                 self._note(error)
                 wait_s = state.router.ejection_s(worker)
             else:
-                self._lost.discard(worker.name)
-                logger.info(f"worker '{worker.name}' is well and serves weights {worker.version}")
-                state.router.readmit(worker)
-                state.events.generate.set()
-                return
+                break
+        self._lost.discard(worker.name)
+        out_s = state.clock.now() - out_since_s
+        logger.warning(f"worker '{worker.name}' is back after {out_s:.0f} s and serves weights {worker.version}")
+        state.router.readmit(worker)
+        self._count()
+        state.events.generate.set()
 
     def _lose(self, worker: Worker, error: WorkerLost) -> None:
         self._last_error = error
@@ -117,6 +125,8 @@ class Recovery:
         self._lost.add(worker.name)
         if len(self._lost) == len(self._state.router.workers):
             self._fail(f"no rollout worker is left; the last error: {error}")
+        else:
+            self._note(error)
 
     async def _renew(self, worker: Worker) -> None:
         """Bring the worker to the version that the others serve, which may change meanwhile."""

@@ -14,7 +14,7 @@ not keep a new one from its first answer.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from swift_rlx.backends.base import Backend
@@ -69,6 +69,8 @@ class Worker:
     """Since the last answer, or since it was readmitted."""
     ejections: int = 0
     """Since the last answer."""
+    is_starting: bool = False
+    """It is out because it is being started, as it said when it was asked last."""
     is_on_probation: bool = False
     """It was readmitted and has made no token yet."""
 
@@ -93,6 +95,10 @@ class Router:
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.workers = tuple(workers)
         self.failovers = 0
+        """How often a worker was taken out."""
+        self.on_eject: Callable[[Worker], None] = lambda worker: None
+        self.on_idle_change: Callable[[], None] = lambda: None
+        """Called when a worker gets its first request or gives back its last one."""
 
     @property
     def inflight(self) -> int:
@@ -106,9 +112,19 @@ class Router:
 
     @property
     def is_none_well(self) -> bool:
-        """Whether every worker is ejected, or has only failed since its last answer."""
-        return all(
-            worker.state is WorkerState.EJECTED or worker.failures or worker.ejections
+        """Whether every worker has failed since its last answer; to be readmitted does not make it well."""
+        return all(worker.failures or worker.ejections for worker in self.workers)
+
+    @property
+    def is_none_hopeful(self) -> bool:
+        """Whether every worker has failed again after it was taken out."""
+        return all(worker.ejections > 1 for worker in self.workers)
+
+    @property
+    def is_one_coming(self) -> bool:
+        """Whether a worker is being started, or is there without a request that it could fail at."""
+        return any(
+            worker.is_starting or (worker.state is not WorkerState.EJECTED and not worker.inflight)
             for worker in self.workers
         )
 
@@ -135,6 +151,8 @@ class Router:
         worker.long_inflight += load.is_long
         worker.suspects += load.is_suspect
         worker.tokens += load.tokens
+        if worker.inflight == 1:
+            self.on_idle_change()
         return worker
 
     def sent(self, worker: Worker) -> Mark | None:
@@ -149,6 +167,8 @@ class Router:
         worker.tokens -= load.tokens
         if min(worker.inflight, worker.long_inflight, worker.suspects, worker.tokens) < 0:
             raise SchedulingError(f"worker '{worker.name}' gave back a slot that was not taken")
+        if not worker.inflight:
+            self.on_idle_change()
 
     def told(self, worker: Worker) -> bool:
         """It made tokens; returns whether this ended its probation."""
@@ -179,6 +199,7 @@ class Router:
         worker.state = WorkerState.EJECTED
         worker.ejections += 1
         self.failovers += 1
+        self.on_eject(worker)
         return True
 
     def ejection_s(self, worker: Worker) -> float:
@@ -188,9 +209,15 @@ class Router:
     def is_still_ill(self, worker: Worker) -> None:
         """It was asked whether it is well, and is not."""
         worker.ejections += 1
+        worker.is_starting = False
+
+    def starting(self, worker: Worker) -> None:
+        """It was asked whether it is well, and is being started."""
+        worker.is_starting = True
 
     def readmit(self, worker: Worker) -> None:
         """It is well and serves the current weights."""
         worker.state = WorkerState.OPEN
         worker.failures = 0
+        worker.is_starting = False
         worker.is_on_probation = True

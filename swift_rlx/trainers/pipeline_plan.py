@@ -28,8 +28,6 @@ logger = get_logger()
 BEFORE_FIRST = PolicyVersion(-1, 0)
 """What a worker serves that has not been given the trainer's weights."""
 WARM_UP_S = 600.0
-OUTAGE_S = 600.0
-"""A single worker that is started again loads its model first; three such starts within ten minutes are the limit."""
 VERSIONS_KEPT = 2
 SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
 SWIFT_OPTIONS = ("attn_impl", "experts_impl", "rope_scaling", "new_special_tokens")
@@ -78,7 +76,6 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         request_timeout_s=args.rollout_timeout_s,
         retries=args.rollout_retries,
         warm_up_limit_s=WARM_UP_S,
-        outage_limit_s=OUTAGE_S,
         sampling=sampling,
         seed=args.seed,
     )

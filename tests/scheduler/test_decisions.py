@@ -148,6 +148,25 @@ def test_a_worker_has_one_suspect_at_most_and_has_shown_itself_well_before():
     assert routes.reserve(suspect) is other
 
 
+def test_hope_is_left_until_every_worker_has_failed_twice_and_one_comes_that_starts_or_is_idle():
+    routes = router(1, 1)
+    one, other = routes.workers
+    for worker, hopeless in ((one, False), (other, False), (one, False), (other, True)):
+        assert not routes.is_none_hopeful
+        if not routes.eject(worker):
+            routes.is_still_ill(worker)
+        assert routes.is_none_hopeful is hopeless
+    assert not routes.is_one_coming
+    routes.starting(one)
+    assert routes.is_one_coming
+    routes.is_still_ill(one)
+    assert not routes.is_one_coming
+    routes.readmit(other)
+    assert routes.is_one_coming
+    routes.reserve(Load(1))
+    assert not routes.is_one_coming
+
+
 def test_a_slot_that_was_not_taken_cannot_be_given_back():
     routes = router(1)
     with pytest.raises(SchedulingError, match="'worker-0' gave back a slot that was not taken"):

@@ -11,6 +11,7 @@ import pytest
 from scheduler_runs import prompts, score_one
 from small_run import settings, train
 
+from swift_rlx.backends import WeightUpdate
 from swift_rlx.errors import (
     BackendRejected,
     BackendUnavailable,
@@ -134,6 +135,21 @@ def test_a_worker_that_fails_fast_does_not_attract_requests():
     assert seen.stats.trained == 1600
     assert sent["worker-0"] < 0.05 * sent.total()
     assert not seen.stats.dropped
+
+
+def test_a_request_that_waits_for_another_worker_holds_up_no_other_request():
+    def fault(request):  # once, on the worker that is free afterwards; the other one has a long answer
+        return Fault(BackendUnavailable) if request.prompt.index == 0 and request.attempt == 1 else None
+
+    def latency(request):
+        return 100.0 if request.prompt.index == 1 else 1.0
+
+    def backends():
+        return [FakeBackend(f"worker-{at}", FakeScript(latency, fault=fault)) for at in range(2)]
+
+    seen = train(settings(max_inflight=1, max_staleness=200, retries=8), backends, count=8)
+    assert sorted(seen.indices[:6]) == [2, 3, 4, 5, 6, 7]
+    assert seen.times[2] < 10.0
 
 
 def test_a_worker_that_comes_back_gets_the_current_weights_before_any_request():
@@ -261,6 +277,27 @@ def test_a_worker_that_ignores_new_weights_stops_the_run():
         StalenessError, match=r"answered with weights of steps 0 to 0 .* it acknowledged 0\.\d"
     ):
         train(settings(), lambda: [Deceiving()], count=40)
+
+
+def test_a_worker_that_fails_while_it_is_drained_does_not_hold_up_the_others():
+    def fault(request):
+        is_first = request.prompt.index == request.member == 0
+        return Fault(None) if is_first else Fault(BackendUnavailable, after_s=2.0)
+
+    async def main():
+        scripts = [FakeScript(fault=fault), FakeScript(ConstantLatency(0.5))]
+        workers = [
+            FakeBackend(f"worker-{at}", script, mode=WeightUpdate.DRAIN) for at, script in enumerate(scripts)
+        ]
+        config = settings(batch_groups=2, group_size=4, min_members=1, max_inflight=4)
+        async with RolloutScheduler(config, workers, IterableSource(prompts(20)), score_one) as scheduler:
+            await asyncio.sleep(1.0)
+            await scheduler.published(scheduler.publish(None))
+            return asyncio.get_running_loop().time(), [worker.published for worker in workers]
+
+    now, published = run_virtual(main())
+    assert now == pytest.approx(2.0)
+    assert published[1] == [PolicyVersion(0, 1)]
 
 
 def test_a_worker_that_fails_at_publishing_is_put_aside_until_it_has_the_weights():
