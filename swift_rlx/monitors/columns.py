@@ -26,7 +26,7 @@ def version_columns(group: TrainGroup, step: int) -> list[dict[str, str | int | 
     rows: list[dict[str, str | int | float]] = []
     for member, mask in zip(group.group.members, group.loss_masks, strict=True):
         completion = member.completion
-        oldest, newest = int(completion.policy_steps[0]), int(completion.policy_steps[-1])
+        oldest, newest = int(completion.sampled_steps[0]), int(completion.sampled_steps[-1])
         rows.append(
             {
                 "policy_version_min": str(PolicyVersion(completion.incarnation, oldest)),

@@ -9,7 +9,7 @@ import numpy as np
 
 from swift_rlx.monitors.long_answers import LongAnswers
 from swift_rlx.monitors.records import Counters, Phase, RunTotals
-from swift_rlx.types import Completion, Fate, TrainBatch
+from swift_rlx.types import Completion, DropReason, Fate, TrainBatch
 
 WARM_UP_STEPS = 2
 MAX_SAMPLES = 65_536
@@ -29,8 +29,10 @@ class _Window:
     staleness_tokens: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
-    apply_s: list[float] = field(default_factory=list)
-    score_s: list[float] = field(default_factory=list)
+    applies: int = 0
+    apply_s: float = 0.0
+    scored: int = 0
+    score_s: float = 0.0
     latency_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
 
@@ -53,6 +55,7 @@ class RolloutMeter:
         self._answer_s = 0.0
         self._groups = 0
         self._generate_s = self._score_s = 0.0
+        self._slots_seen = self._slots_sum = 0
 
     def completion(self, completion: Completion) -> None:
         """An answer ended, whole or cut."""
@@ -88,7 +91,8 @@ class RolloutMeter:
 
     def applied(self, start_s: float, finish_s: float) -> None:
         """A worker loaded published weights."""
-        self._window.apply_s.append(finish_s - start_s)
+        self._window.applies += 1
+        self._window.apply_s += finish_s - start_s
 
     def batch(self, batch: TrainBatch) -> None:
         """A generation batch was picked up."""
@@ -104,12 +108,13 @@ class RolloutMeter:
                     window.staleness_sum += int(ages.sum())
                     window.staleness_max = max(window.staleness_max, int(ages.max()))
                     latency_s = completion.finish_s - completion.submit_s
-                    self._long.trained(latency_s, completion.num_tokens, trained)
+                    self._long.trained(latency_s, completion.num_sampled, trained)
             if members:
                 submit_s = min(member.completion.submit_s for member in members)
                 last_s = max(member.completion.finish_s for member in members)
                 score_s = max(member.scored_s for member in members) - last_s
-                window.score_s.append(score_s)
+                window.scored += 1
+                window.score_s += score_s
                 self._groups += 1
                 self._generate_s += last_s - submit_s
                 self._score_s += score_s
@@ -117,6 +122,9 @@ class RolloutMeter:
     def count(self, counters: Counters) -> None:
         """The scheduler's counters now."""
         self._counters = counters
+        if self._steps > WARM_UP_STEPS:
+            self._slots_seen += 1
+            self._slots_sum += sum(counters.max_inflight.values())
 
     def go_on_from(self, counters: Counters) -> None:
         """Differences count from here: what earlier starts of the run counted is not of this one."""
@@ -136,9 +144,10 @@ class RolloutMeter:
         if window.staleness_tokens:
             values["rollout/staleness_mean"] = window.staleness_sum / window.staleness_tokens
             values["rollout/staleness_max"] = float(window.staleness_max)
-        for name, seconds in (("apply_s", window.apply_s), ("score_s", window.score_s)):
-            if seconds:
-                values[f"rollout/{name}"] = float(np.mean(seconds))
+        if window.applies:
+            values["rollout/apply_s"] = window.apply_s / window.applies
+        if window.scored:
+            values["rollout/score_s"] = window.score_s / window.scored
         for name, samples in (("latency", window.latency_s), ("first_token", window.first_token_s)):
             if samples:
                 p50, p95 = np.percentile(np.fromiter(samples, np.float64, len(samples)), [50, 95]).tolist()
@@ -165,6 +174,12 @@ class RolloutMeter:
             "rollout/groups_dropped": float(dropped),
             "rollout/tokens_wasted": float(wasted),
             "rollout/tokens_repeated": float(repeated),
+            **{
+                f"groups/dropped_{reason.name.lower()}": float(
+                    now.dropped.get(reason, 0) - (before.dropped.get(reason, 0) if before else 0)
+                )
+                for reason in DropReason
+            },
             **(shares if total else {}),
         }
 
@@ -183,9 +198,15 @@ class RolloutMeter:
             wall_s=wall_s,
             seconds=dict(self._seconds),
             mean_inflight=self._answer_s / wall_s if wall_s > 0 else 0.0,
-            slots=sum(counters.max_inflight.values()) if counters else 0,
+            slots=self._slots(),
             generate_s=self._generate_s / max(self._groups, 1),
             score_s=self._score_s / max(self._groups, 1),
             tokens=dict(counters.tokens) if counters else {},
             failovers=counters.failovers if counters else 0,
         )
+
+    def _slots(self) -> float:
+        """Mean over what was counted after the warm-up, else what was counted last: an adapted limit swings."""
+        if self._slots_seen:
+            return self._slots_sum / self._slots_seen
+        return float(sum(self._counters.max_inflight.values())) if self._counters else 0.0

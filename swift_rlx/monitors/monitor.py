@@ -111,7 +111,7 @@ class Monitor:
         with self._lock:
             self._step = max(self._step, batch.step)
             self._meter.batch(batch)
-        steps = [one.completion.policy_steps for group in batch.groups for one in group.group.members]
+        steps = [one.completion.sampled_steps for group in batch.groups for one in group.group.members]
         oldest = max((batch.step - int(one[0]) for one in steps), default=0)
         self._batch_details = {"groups": len(batch.groups), "answers": len(steps), "oldest_token": oldest}
 
@@ -155,13 +155,13 @@ class Monitor:
         self._metrics.close()
 
     def _completion_details(self, completion: Completion) -> Mapping[str, Value]:
-        start_s, steps = self._start_s, completion.policy_steps
+        start_s, steps = self._start_s, completion.sampled_steps
         details: dict[str, Value] = {
             "submit_s": round(completion.submit_s - start_s, 6),
             "start_s": round(completion.start_s - start_s, 6),
             "first_token_s": round(completion.first_token_s - start_s, 6),
             "finish_s": round(completion.finish_s - start_s, 6),
-            "tokens": len(steps),
+            "tokens": completion.num_tokens,
             "finish": completion.finish_reason.value,
             "worker": completion.worker,
         }

@@ -6,7 +6,7 @@ the line. Shares are from 0 to 1.
 
 from __future__ import annotations
 
-from swift_rlx.types import Fate
+from swift_rlx.types import DropReason, Fate
 
 LONG = 0.05
 """The share of answers that count as long."""
@@ -23,7 +23,8 @@ METRICS: dict[str, str] = {
     "rollout/tokens_per_s": "tokens per second of the answers that ended since the last line, all workers together",
     "rollout/inflight": "requests that workers work on, when the line was written",
     "rollout/ready": "scored groups that wait for the trainer, when the line was written",
-    "rollout/latency_p50_s": "seconds from submitting a request to the end of its answer, median",
+    "rollout/latency_p50_s": "seconds from submitting a request to the end of its answer, of all turns where it is a"
+    " conversation; median",
     "rollout/latency_p95_s": "the same, 95th percentile",
     "rollout/first_token_p50_s": "seconds from submitting a request to the first token, median",
     "rollout/first_token_p95_s": "the same, 95th percentile",
@@ -40,8 +41,13 @@ METRICS: dict[str, str] = {
     "rollout/tokens_repeated": "generated tokens that were made a second time since the last line, because an attempt"
     " failed and the next could not go on behind them; they are among the wasted ones",
     **{
-        f"tokens/{fate.name.lower()}_share": f"share of all tokens generated so far with the fate '{fate.value}'; the"
-        " six sum to 1"
+        f"groups/dropped_{reason.name.lower()}": "groups that ended without training since the last line,"
+        f" for '{reason.value}'"
+        for reason in DropReason
+    },
+    **{
+        f"tokens/{fate.name.lower()}_share": "share of all generated tokens that arrived so far, or that a failure"
+        f" reported, with the fate '{fate.value}'; these shares sum to 1"
         for fate in Fate
     },
 }

@@ -67,6 +67,7 @@ class RolloutPlan:
     """Per worker; None: adapted to a target latency."""
     max_staleness: int = 2
     weight_update: str = "keep"
+    """The mode in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ class RunTotals:
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     mean_inflight: float = 0.0
     """Answers in flight at a time, of those that ended."""
-    slots: int = 0
-    """Answers that the workers may have in flight together, at the end."""
+    slots: float = 0.0
+    """Answers that the workers may have in flight together, mean over the lines of the log."""
     generate_s: float = 0.0
     """From the first submit of a trained group to its last answer, mean."""
     score_s: float = 0.0

@@ -133,7 +133,7 @@ def _second_advice(totals: RunTotals, plan: RolloutPlan, first: str) -> str | No
     if shares.get(Fate.OVER_AGE, 0.0) > NOTABLE_WASTE and "--max_staleness" not in first:
         share = _percent(shares[Fate.OVER_AGE])
         return f"{share} of the tokens were over age: raise --max_staleness ({plan.max_staleness})"
-    if shares.get(Fate.CUT, 0.0) > NOTABLE_WASTE:
+    if plan.weight_update == "abort" and shares.get(Fate.CUT, 0.0) > NOTABLE_WASTE:
         share = _percent(shares[Fate.CUT])
         return f"{share} of the tokens were cut when weights were published: use --weight_update drain"
     if shares.get(Fate.FAILED, 0.0) > NOTABLE_WASTE:
@@ -175,7 +175,7 @@ def ledger_line(tokens: Mapping[Fate, int]) -> str:
 
 
 def _slots(totals: RunTotals) -> str:
-    return f"{totals.mean_inflight:.0f} of {totals.slots} slots were in use"
+    return f"{totals.mean_inflight:.0f} of {totals.slots:.0f} slots were in use"
 
 
 def _percent(share: float) -> str:

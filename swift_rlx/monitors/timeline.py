@@ -40,8 +40,8 @@ class Timeline:
 
     `start_s`: what the trace's zero is on the run's clock; `started`: the same moment in wall time. May be used from
     any thread: an event costs microseconds and never waits for the disk. A killed process loses the
-    last 2 seconds. When the disk refuses, recording ends with one warning. Raises `ConfigError` for
-    fewer than 64 KiB, `OSError` where the first file cannot be made.
+    last 2 seconds. When the disk refuses, recording ends with one warning; so does `close` where the disk stands still
+    for `close_limit_s`. Raises `ConfigError` for fewer than 64 KiB, `OSError` where the first file cannot be made.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Timeline:
         start_s: float,
         started: datetime | None = None,
         max_bytes: int = 96 << 20,
+        close_limit_s: float = 5.0,
     ) -> None:
         if max_bytes < MIN_BYTES:
             raise ConfigError(f"a timeline of {max_bytes} bytes is refused: give it at least {MIN_BYTES}")
@@ -58,6 +59,7 @@ class Timeline:
         """Events that a slow or full disk kept from being recorded."""
         self._start_s = start_s
         self._started = started or datetime.now(timezone.utc)
+        self._close_limit_s = close_limit_s
         self._lock = threading.Lock()  # of everything that events change
         self._disk = threading.Lock()  # of the files
         self._encode = msgspec.json.Encoder().encode
@@ -118,17 +120,16 @@ class Timeline:
 
     def close(self) -> None:
         """Write the rest and end the file; later events are ignored. May be called twice."""
+        if self._is_closed:
+            return
         self._is_closed = True
         self._wake.set()
-        self._writer.join()
-        self.flush()
-        with self._disk:
-            if self._parts is not None:
-                try:
-                    self._parts.close(self._end())
-                except OSError as error:
-                    self._give_up(error)
-                self._parts = None
+        self._writer.join(self._close_limit_s)
+        if self._writer.is_alive():
+            logger.warning(
+                "the end of the timeline is not written: its disk has stood still for %g s",
+                self._close_limit_s,
+            )
 
     def _us(self, seconds: float) -> int:
         return max(round((seconds - self._start_s) * 1e6), 0)
@@ -188,6 +189,14 @@ class Timeline:
             self._wake.wait(WRITE_EVERY_S)
             self._wake.clear()
             self.flush()
+        self.flush()
+        with self._disk:
+            if self._parts is not None:
+                try:
+                    self._parts.close(self._end())
+                except OSError as error:
+                    self._give_up(error)
+                self._parts = None
 
     def _give_up(self, error: OSError) -> None:
         logger.warning(f"the timeline ends here, because its file cannot be written: {error}")

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 
-from swift_rlx.backends.base import Backend, WeightUpdate
+from swift_rlx.backends.base import Backend
 from swift_rlx.errors import BackendTimeout, SchedulingError
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.ending import OnEnd
@@ -117,11 +117,6 @@ class RolloutThread:
             task.result()
 
         self._thread.call(published())
-
-    @property
-    def weight_update(self) -> WeightUpdate:
-        """What happens to answers in flight when weights are published; `auto` resolved."""
-        return self._running().weight_update
 
     @property
     def live(self) -> PolicyVersion:

@@ -104,8 +104,8 @@ class RolloutPipeline:
         except BaseException:
             await asyncio.gather(*(worker.close() for worker in self.workers), return_exceptions=True)
             raise
-        watched = (WatchedBackend(worker, self._monitor, time.monotonic) for worker in self.workers)
-        return [self._wrap(backend) for backend in watched]
+        # What is watched is what the scheduler sees: with conversations, one answer of all turns.
+        return [WatchedBackend(self._wrap(each), self._monitor, time.monotonic) for each in self.workers]
 
     def pick_up(self) -> tuple[TrainBatch, PickedBatch]:
         """The next batch, and as the ranks get it; waits for it. Raises what the pipeline failed with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,7 +46,16 @@ def batch(step, answers, masks, scored_s):
     return TrainBatch(step, (group,))
 
 
-def counters(inflight=0, ready=0, retries=0, failovers=0, dropped=(), repeated_tokens=0, **tokens):
+def counters(
+    inflight=0,
+    ready=0,
+    retries=0,
+    failovers=0,
+    dropped=(),
+    repeated_tokens=0,
+    slots=(3, 4),
+    **tokens,
+):
     by_fate = {fate: tokens.get(fate.name.lower(), 0) for fate in Fate}
     return SimpleNamespace(
         inflight=inflight,
@@ -55,7 +65,7 @@ def counters(inflight=0, ready=0, retries=0, failovers=0, dropped=(), repeated_t
         failovers=failovers,
         dropped=dict(dropped),
         tokens=by_fate,
-        max_inflight={"worker-0": 3, "worker-1": 4},
+        max_inflight={f"worker-{at}": limit for at, limit in enumerate(slots)},
     )
 
 
@@ -164,10 +174,11 @@ def test_counters_are_differences_and_shares_are_of_the_run():
 
 def test_a_resumed_run_counts_from_what_earlier_starts_counted():
     meter = RolloutMeter(0.0)
-    meter.go_on_from(counters(retries=7, over_age=100))
-    meter.count(counters(retries=9, over_age=130))
+    meter.go_on_from(counters(retries=7, over_age=100, dropped={DropReason.NO_SPREAD: 4}))
+    meter.count(counters(retries=9, over_age=130, dropped={DropReason.NO_SPREAD: 9}))
     values = meter.values(1.0)
     assert (values["rollout/retries"], values["rollout/tokens_wasted"]) == (2.0, 30.0)
+    assert values["groups/dropped_no_spread"] == 5.0
     assert meter.totals().slots == 7
 
 
@@ -179,6 +190,53 @@ def test_dropped_groups_of_all_reasons_are_counted_from_line_to_line():
     assert meter.values(1.0)["rollout/groups_dropped"] == 3.0
     meter.begin_window(1.0)
     assert meter.values(2.0)["rollout/groups_dropped"] == 0.0
+
+
+def test_groups_that_ended_without_training_are_counted_by_their_reason():
+    meter = RolloutMeter(0.0)
+    meter.count(counters(dropped={DropReason.TOO_FEW_ANSWERS: 2}, rejected=40))
+    meter.begin_window(1.0)
+    meter.count(counters(dropped={DropReason.TOO_FEW_ANSWERS: 3, DropReason.TOO_FEW_SCORED: 2}, rejected=70))
+    values = meter.values(2.0)
+    assert {name: value for name, value in values.items() if name.startswith("groups/")} == {
+        "groups/dropped_too_few_answers": 1.0,
+        "groups/dropped_too_few_scored": 2.0,
+        "groups/dropped_no_spread": 0.0,
+    }
+    assert values["rollout/tokens_wasted"] == 0.0  # turned away by design
+
+
+def test_slots_are_the_mean_of_an_adapted_limit_after_the_warm_up():
+    meter = RolloutMeter(0.0)
+    meter.count(counters(slots=(4, 4)))
+    now = steps(meter, 3)
+    for limit in (16, 20, 24):
+        meter.count(counters(slots=(limit, limit)))
+    steps(meter, 1, start_s=now, first=4)
+    assert meter.totals().slots == 40
+
+
+def test_tokens_of_the_environment_are_not_missing_from_the_mask_of_long_answers():
+    meter = RolloutMeter(0.0)
+    talk = replace(answer(0.0, 9.0, (2, -1, -1, 2)), sampled=np.array([True, False, False, True]))
+    meter.completion(talk)
+    meter.batch(batch(2, [talk], [[1, 0, 0, 1]], 9.0))
+    assert meter.values(10.0)["rollout/long_answers_in_mask"] == 1.0
+
+
+def test_a_run_without_a_line_of_the_log_needs_no_more_memory():
+    def size(meter):
+        window = meter._window
+        held = [getattr(window, name) for name in window.__slots__]
+        return sum(len(one) for one in held if isinstance(one, (list, dict)))
+
+    meter = RolloutMeter(0.0)
+    before = size(meter)
+    for at in range(100):
+        meter.applied(at, at + 0.5)
+        meter.batch(batch(0, [answer(0, 1)], [[1, 1]], 1.5))
+    assert size(meter) == before
+    assert meter.values(100.0)["rollout/score_s"] == pytest.approx(0.5)
 
 
 def test_answers_in_flight_are_averaged_from_the_end_of_the_warm_up():

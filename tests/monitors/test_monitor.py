@@ -82,6 +82,24 @@ def test_a_line_is_numbered_by_the_newest_step_and_closing_is_final(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [4]
 
 
+def test_an_answer_in_the_timeline_has_the_versions_of_what_was_sampled(tmp_path):
+    monitor = Monitor(tmp_path, lambda: 50.0)
+    script = FakeScript(sampled=lambda request, count: np.arange(count) % 2 == 1)
+
+    async def generate():
+        request = GenerationRequest("0", Prompt(0, np.zeros(1, np.int32)), 0, SamplingParams())
+        return await FakeBackend(script=script, version=PolicyVersion(0, 4)).generate(request)
+
+    completion = run_virtual(generate())
+    assert completion.policy_steps[0] == -1
+    monitor.trained(50.0, 51.0, 6)
+    monitor.completion(completion, "talk")
+    monitor.close()
+    details = _spans(tmp_path)["answers", "talk"]["args"]
+    assert (details["version_min"], details["version_max"], details["staleness"]) == ("0.4", "0.4", 2)
+    assert details["tokens"] == completion.num_tokens == 10
+
+
 def test_before_the_first_line_progress_shows_what_is_known(tmp_path):
     monitor = Monitor(tmp_path, lambda: 0.0)
     assert monitor.progress() == "rollout 0 tok/s"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +113,10 @@ SECOND = {
         totals(train=0.97, mean_inflight=40, tokens={Fate.TRAINED: 90, Fate.CUT: 10}),
         "; 10 % of the tokens were cut when weights were published: use --weight_update drain",
     ),
+    "rejected": (
+        totals(train=0.97, mean_inflight=40, tokens={Fate.TRAINED: 60, Fate.REJECTED: 40}),
+        "larger micro-batches",
+    ),
     "failed": (
         totals(train=0.97, mean_inflight=40, tokens={Fate.TRAINED: 90, Fate.FAILED: 10}),
         "; 10 % of the tokens were lost to failures: see the log",
@@ -129,10 +135,16 @@ SECOND = {
 
 @pytest.mark.parametrize(("run", "end"), SECOND.values(), ids=SECOND)
 def test_a_second_advice_follows_where_there_is_one(run, end):
-    line = summary_line(run, PLAN)
+    line = summary_line(run, replace(PLAN, weight_update="abort"))
     assert line.endswith(end)
     assert line.count("; ") == (end[0] == ";")
     assert line.count("--max_staleness") <= 1
+
+
+@pytest.mark.parametrize("mode", ["keep", "pin", "drain"])
+def test_where_publishing_cuts_nothing_what_the_end_cut_is_no_reason_to_drain(mode):
+    run, _ = SECOND["cut"]
+    assert "cut" not in summary_line(run, replace(PLAN, weight_update=mode))
 
 
 def test_the_line_has_the_numbers_that_the_verdict_rests_on():
@@ -168,5 +180,6 @@ def test_the_ledger_reads_as_a_sentence():
         {Fate.TRAINED: 931_000, Fate.OVER_AGE: 52_000, Fate.FAILED: 4_000, Fate.IN_FLIGHT: 13_000}
     )
     assert line == (
-        "tokens: 1.0M generated: trained 93.1 %, over age 5.2 %, cut 0.0 %, failed 0.4 %, stored 0.0 %, in flight 1.3 %"
+        "tokens: 1.0M generated: trained 93.1 %, over age 5.2 %, cut 0.0 %, failed 0.4 %, rejected 0.0 %, stored 0.0 %,"
+        " in flight 1.3 %"
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from swift_rlx.errors import ConfigError
 from swift_rlx.monitors import Timeline, read_timeline
 from swift_rlx.monitors.timeline import MIN_BYTES
+from swift_rlx.monitors.timeline_parts import TimelineParts
 
 STARTED = datetime(2026, 1, 2, tzinfo=timezone.utc)
 
@@ -199,3 +200,25 @@ def test_what_comes_after_the_end_is_ignored(tmp_path):
 def test_too_small_a_timeline_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"10 bytes is refused: give it at least 65536"):
         _timeline(tmp_path, max_bytes=10)
+
+
+def test_a_disk_that_stands_still_does_not_hold_up_the_end(tmp_path, monkeypatch, caplog):
+    goes_on = threading.Event()
+    write = TimelineParts.write
+
+    def stand_still(self, lines, end):
+        goes_on.wait(60.0)
+        write(self, lines, end)
+
+    monkeypatch.setattr(TimelineParts, "write", stand_still)
+    timeline = _timeline(tmp_path, close_limit_s=0.05)
+    timeline.span("worker-0", "answers", "x", 101.0, 102.0)
+    timeline.close()
+    timeline.close()
+    assert timeline._writer.is_alive()
+    goes_on.set()
+    timeline._writer.join(60.0)
+    assert (
+        caplog.text.count("the end of the timeline is not written: its disk has stood still for 0.05 s") == 1
+    )
+    assert len(_spans(read_timeline(tmp_path / "timeline.json"))) == 1

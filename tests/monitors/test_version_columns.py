@@ -17,6 +17,20 @@ from swift_rlx.types import (
 )
 
 
+def test_what_the_environment_said_is_of_no_version():
+    prompt = Prompt(5, np.zeros(2, np.int32))
+    completion = Completion(
+        token_ids=np.arange(4, dtype=np.int32),
+        logprobs=np.zeros(4, np.float32),
+        policy_steps=np.array([-1, 7, 8, -1], np.int32),
+        finish_reason=FinishReason.STOP,
+        sampled=np.array([False, True, True, False]),
+    )
+    group = TrajectoryGroup(prompt, 0, (Trajectory(prompt, 0, completion, Score(1.0)),))
+    (row,) = version_columns(TrainGroup(group, (completion.sampled,)), step=9)
+    assert [row[name] for name in COLUMNS[:3]] == ["0.7", "0.8", 2]
+
+
 def test_a_row_says_who_made_the_answer():
     prompt = Prompt(5, np.zeros(2, np.int32))
     completion = Completion(
