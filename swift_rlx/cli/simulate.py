@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table."""
+    _refuse_what_has_no_effect(options)
     if options.table:
         if options.seeds < 1:
             raise ConfigError(f"--seeds {options.seeds} is refused: use at least 1")
@@ -84,6 +85,22 @@ def run(options: argparse.Namespace) -> int:
     for setting in _settings(options):
         print(f"{setting.workers:>7}{setting.max_staleness:>7}{_line(simulate(setting))}", flush=True)
     return 0
+
+
+def _refuse_what_has_no_effect(options: argparse.Namespace) -> None:
+    """Raise `ConfigError` for a setting beside --table, which has its own, and for --seeds without it."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        is_used = name in ("table", "steps", "seeds") if options.table else name != "seeds"
+        if not is_used and (value := getattr(options, name)) != default:
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            instead = (
+                "--table scheduling takes --steps and --seeds" if options.table else "use --seed, or --table"
+            )
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {shown} is refused: it would change nothing; {instead}"
+            )
 
 
 def _settings(options: argparse.Namespace) -> Iterator[Setting]:

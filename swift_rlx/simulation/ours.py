@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from swift_rlx.clock import LoopClock
-from swift_rlx.scheduler import IterableSource, RolloutScheduler, Statistics
+from swift_rlx.scheduler import GroupEnd, GroupOutcome, IterableSource, RolloutScheduler, Statistics
 from swift_rlx.simulation.outcome import Outcome, Tally
 from swift_rlx.simulation.setting import Setting
 from swift_rlx.testing.fake_backend import FakeBackend, FakeScript
@@ -41,7 +41,12 @@ async def _run(setting: Setting) -> tuple[Outcome, Statistics]:
             await clock.sleep(setting.score_s)
         return [Score(1.0)] * len(completions)
 
-    scheduler = RolloutScheduler(setting.rollout_config(), backends, prompts, score)
+    def on_end(end: GroupEnd) -> None:
+        if end.outcome is GroupOutcome.OVER_AGE:  # thrown away; it is made again
+            tokens = sum(member.completion.num_sampled for member in end.group.members)
+            tally.lost(end.group.prompt.index, tokens)
+
+    scheduler = RolloutScheduler(setting.rollout_config(), backends, prompts, score, on_end=on_end)
     async with scheduler:
         for _ in range(setting.steps):
             for _ in range(setting.batches_per_step):
@@ -71,5 +76,3 @@ def _count(tally: Tally, batch: TrainBatch) -> None:
             over_age += len(mask) - int(mask.sum())
         index = train_group.group.prompt.index
         tally.trained(index, dict(by_age), over_age)
-        # A fake answer has the same length each time; the earlier ones of a group were over age as a whole.
-        tally.lost(index, (train_group.group.rounds - 1) * (sum(by_age.values()) + over_age))

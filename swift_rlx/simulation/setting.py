@@ -95,6 +95,7 @@ class Setting:
             request_timeout_s=1e9,
             warm_up_limit_s=1e9,
             publish_limit_s=1e9,
+            score_limit_s=1e9,
             seed=self.seed,
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+
+import pytest
 
 from swift_rlx.cli import main as command_line
 
@@ -59,6 +62,23 @@ def test_a_setting_without_sense_is_one_sentence(capsys):
     assert command_line.main(["simulate", "--train-s", "0"]) == 2
     assert capsys.readouterr().err == "swift-rlx: error: train_s 0 is refused: it must be above 0\n"
     assert command_line.main(["simulate", "--table", "scheduling", "--seeds", "0"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--table", "scheduling", "--train-s", "2"],
+            "--train-s 2.0 is refused: .* takes --steps and --seeds",
+        ),
+        (["--table", "scheduling", "--max-staleness", "1", "3"], "--max-staleness 1 3 is refused"),
+        (["--table", "scheduling", "--seed", "4"], "--seed 4 is refused"),
+        (["--seeds", "5"], "--seeds 5 is refused: it would change nothing; use --seed, or --table"),
+    ],
+)
+def test_a_flag_that_would_change_nothing_is_refused(arguments, message, capsys):
+    assert command_line.main(["simulate", *arguments]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_simulator_loads_no_torch():

@@ -12,6 +12,7 @@ from swift_rlx.scheduler import TrainOrder
 from swift_rlx.simulation import PEERS, Setting, simulate, simulate_peer
 from swift_rlx.simulation.ours import simulate_with_statistics
 from swift_rlx.simulation.tables import BASE, CASES, TOTALS, Row, missed, scheduling_cases
+from swift_rlx.types import Fate
 
 CONSTANT = Setting(train_s=1.0, generate_s=1.6, sigma=0.0, slots=96, steps=60)
 
@@ -44,6 +45,14 @@ def test_publishing_time_costs_only_where_nothing_overlaps_it():
     assert strict.steps_per_h == pytest.approx(3600 / 3.1)
     overlapped = simulate(replace(CONSTANT, max_staleness=4, publish_s=0.5))
     assert overlapped.trainer_busy >= 0.96
+
+
+def test_what_a_group_lost_that_is_being_made_again_at_the_end_is_counted():
+    setting = replace(BASE, train_s=20.0, sigma=1.3, steps=10, weight_update=WeightUpdate.PIN)
+    seen, stats = simulate_with_statistics(setting)
+    assert stats.open + stats.carried > 0
+    over_age, trained = stats.tokens[Fate.OVER_AGE], stats.tokens[Fate.TRAINED]
+    assert seen.lost + seen.over_age == pytest.approx(over_age / (over_age + trained))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
