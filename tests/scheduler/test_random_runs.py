@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 from scheduler_runs import random_plan, run_and_check
 
-from swift_rlx.scheduler import capacity, generation, pickup, ready, scoring
+from swift_rlx.scheduler import (
+    capacity,
+    generation,
+    ledger,
+    pickup,
+    ready,
+    recovery,
+    requests,
+    scoring,
+)
 from swift_rlx.scheduler.config import TrainOrder
 from swift_rlx.testing.fake_backend import LogNormalLatency
 from swift_rlx.types import DropReason, Fate
@@ -36,9 +45,18 @@ def test_the_laws_hold_in_random_runs_that_meet_everything_that_can_happen():
     for name in ("regenerated", "retries", "failovers"):
         assert sum(getattr(one, name) for one in stats) > 5, name
     seen = {fate for one in stats for fate, tokens in one.tokens.items() if tokens}
-    assert seen == {Fate.TRAINED, Fate.OVER_AGE, Fate.CUT, Fate.FAILED}
+    assert seen == {Fate.TRAINED, Fate.OVER_AGE, Fate.CUT, Fate.FAILED, Fate.REJECTED}
     reasons = {reason for one in stats for reason in one.dropped}
     assert reasons == {DropReason.TOO_FEW_ANSWERS, DropReason.NO_SPREAD}
+    plans = [watch.plan for watch in watches]
+    for number in (
+        sum(plan.config.max_inflight is None for plan in plans),
+        sum(plan.stalls > 0 for plan in plans),
+        sum(plan.failed_publishes > 0 for plan in plans),
+        sum(plan.blackout is not None and one.failovers > 0 for plan, one in zip(plans, stats, strict=True)),
+        sum(plan.lengths_known and plan.config.reserved_share > 0 for plan in plans),
+    ):
+        assert number > 5
 
 
 @pytest.mark.slow
@@ -93,7 +111,8 @@ def _give_places_back_twice(monkeypatch):
 def _lose_a_group(monkeypatch):
     async def lose(self, group):
         if group.order == 3:
-            self.running -= 1
+            del self._running[group.order]
+            self._watch()
             return
         await honest(self, group)
 
@@ -143,6 +162,26 @@ def _drop_what_is_over_age(monkeypatch):
     monkeypatch.setattr(generation.Generation, "regenerate", drop)
 
 
+def _let_requests_hang(monkeypatch):
+    monkeypatch.setattr(requests.TimeLimit, "start", lambda self, pulse: None)
+
+
+def _leave_workers_out_for_ever(monkeypatch):
+    async def never(self, worker, wait_s):
+        return None
+
+    monkeypatch.setattr(recovery.Recovery, "_bring_back", never)
+
+
+def _forget_the_tokens_of_groups_that_were_turned_away(monkeypatch):
+    def forgetful(self, fate, tokens):
+        if fate is not Fate.REJECTED:
+            honest(self, fate, tokens)
+
+    honest = ledger.TokenLedger.settle
+    monkeypatch.setattr(ledger.TokenLedger, "settle", forgetful)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -159,6 +198,9 @@ def _drop_what_is_over_age(monkeypatch):
         _make_again_for_ever,
         _train_in_any_order,
         _drop_what_is_over_age,
+        _let_requests_hang,
+        _leave_workers_out_for_ever,
+        _forget_the_tokens_of_groups_that_were_turned_away,
     ],
 )
 def test_a_planted_bug_is_caught(plant, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,7 +65,10 @@ class Plan:
     tell_s: float = 0.0
     """How often workers tell of tokens; 0: never."""
     failed_publishes: float = 0.0
-    """Share of publishes that a worker fails at."""
+    """Share of publishes that a worker fails at, half of them by hanging."""
+    blackout: tuple[float, float] | None = None
+    """When no worker answers anything."""
+    lengths_known: bool = False
     extra_prompts: int = 0
     publishes_every_step: bool = True
     """Else once a generation batch."""
@@ -78,6 +81,17 @@ class Plan:
     @property
     def num_prompts(self) -> int:
         return self.batches * self.config.batch_groups + self.extra_prompts
+
+    def is_ill(self, name: str, now: float) -> bool:
+        times = (self.blackout, self.illness if name == "worker-0" else None)
+        return any(begin <= now < end for begin, end in filter(None, times))
+
+    def prompts(self) -> list[Prompt]:
+        made = prompts(self.num_prompts)
+        if not self.lengths_known:
+            return made
+        seconds = (self.latency.of(0, one.index) for one in made)
+        return [replace(one, expected_tokens=int(10 * each)) for one, each in zip(made, seconds, strict=True)]
 
 
 def random_plan(seed: int) -> Plan:
@@ -105,14 +119,21 @@ def random_plan(seed: int) -> Plan:
         first_token_limit_s=pick([20.0, 40.0]),
         token_gap_limit_s=pick([10.0, 40.0]),
         outage_limit_s=1e6,
+        publish_limit_s=20.0,
         warm_up_limit_s=1e6,
         retries=8,
         score_concurrency=pick([1, 4, 64]),
         seed=seed,
         sampling=SamplingParams(max_tokens=50),
     )
+    more = random.Random(f"{seed}/more")
+    begin, lengths_known = more.uniform(0, 10), more.random() < 0.3
+    if lengths_known:
+        config = replace(config, long_tokens=20)
     return Plan(
         config=config,
+        blackout=(begin, begin + more.uniform(1, 30)) if more.random() < 0.2 else None,
+        lengths_known=lengths_known,
         batches=batches,
         workers=workers,
         mode=mode,
@@ -166,7 +187,7 @@ class Watch:
         config = self.plan.config
         in_bound = config.max_staleness // config.steps_per_batch + 1
         places = in_bound * config.batches_per_step * config.batch_groups
-        for prompt in prompts(self.plan.num_prompts):
+        for prompt in self.plan.prompts():
             # The source is read one prompt ahead, so this one will be admitted at the next call or never.
             yield prompt
             self.taken.append(prompt.key)
@@ -239,6 +260,7 @@ class WatchedBackend(FakeBackend):
     async def publish(self, version, payload):
         self._raise_unless("well", "waits for weights")
         if self._chance.random() < self._watch.plan.failed_publishes:
+            await asyncio.sleep(self._chance.choice([0.0, 1e6]))
             raise BackendUnavailable("no room for weights")
         life = self.lives
         await super().publish(version, payload)
@@ -266,7 +288,7 @@ def faulty_script(plan: Plan, name: str, now) -> FakeScript:
         chance = random.Random(f"{plan.seed}/{request.prompt.index}/{request.member}")
         if chance.random() < plan.permanent:
             return Fault(BackendRejected, after_s=chance.random())
-        if name == "worker-0" and plan.illness and plan.illness[0] <= now() < plan.illness[1]:
+        if plan.is_ill(name, now()):
             return Fault(BackendUnavailable, after_s=0.05)
         if request.attempt == 1 and chance.random() < plan.stalls:
             return Fault(None, after_s=chance.uniform(0.0, 3.0), deaf=chance.random() < 0.3)
@@ -275,9 +297,7 @@ def faulty_script(plan: Plan, name: str, now) -> FakeScript:
         return None
 
     def health_fault():
-        if name == "worker-0" and plan.illness and plan.illness[0] <= now() < plan.illness[1]:
-            return BackendUnavailable("ill")
-        return None
+        return BackendUnavailable("ill") if plan.is_ill(name, now()) else None
 
     def sampled(request, count):
         if not plan.environment or request.prompt.index % 3:
