@@ -30,9 +30,10 @@ def usable_tokens(steps: IntArray, worker: Worker, mode: WeightUpdate) -> int:
 
 
 class DraftBook:
-    """Keeps the drafts of the jobs, and books their tokens."""
+    """Keeps the drafts of the jobs, and books their tokens. `held_tokens`: of all drafts now."""
 
     def __init__(self, state: RunState, mode: WeightUpdate) -> None:
+        self.held_tokens = 0
         self._state = state
         self._mode = mode
 
@@ -40,7 +41,7 @@ class DraftBook:
         """What the next attempt, on this worker, may go on behind; the rest of the draft is lost."""
         draft = job.draft.whole()
         usable = 0 if draft is None else usable_tokens(draft.policy_steps, worker, self._mode)
-        self._state.tokens_are_made_again(job.draft.cut(usable))
+        self._state.tokens_are_made_again(self._cut(job, usable))
         job.kept = usable
         return job.draft.whole()
 
@@ -51,6 +52,7 @@ class DraftBook:
         if not before - lost:
             job.draft_submit_s = submit_s
         job.kept = min(job.kept, before - lost)
+        self.held_tokens += job.draft.num_tokens - before
         self._state.ledger.arrived(job.draft.num_tokens - (before - lost))
         self._state.tokens_are_made_again(lost)
 
@@ -60,7 +62,7 @@ class DraftBook:
         shared = 0 if draft is None else shared_tokens(draft, whole)
         again = max(job.kept - shared, 0)  # the worker began anew, and did not say so
         self._state.tokens_are_made_again(again)
-        self._state.ledger.settle(Fate.FAILED, job.draft.cut(shared) - again)
+        self._state.ledger.settle(Fate.FAILED, self._cut(job, shared) - again)
         job.kept -= again
         rest = section(whole, shared, whole.end)
         self.told(job, rest if draft is None else replace(rest, turns=draft.turns), submit_s)
@@ -77,7 +79,17 @@ class DraftBook:
             first_token_s=draft.first_token_s,
         )
 
+    def completed(self, job: Job) -> None:
+        """The answer is whole: its tokens are its group's now."""
+        self.held_tokens -= job.draft.num_tokens
+
     def settle(self, job: Job, fate: Fate) -> None:
         """The draft is given up."""
-        self._state.ledger.settle(fate, job.draft.cut(0))
+        self._state.ledger.settle(fate, self._cut(job, 0))
         job.kept = job.furthest = 0
+
+    def _cut(self, job: Job, keep: int) -> int:
+        """Tokens that leave the draft behind the first `keep`."""
+        cut = job.draft.cut(keep)
+        self.held_tokens -= cut
+        return cut

@@ -206,6 +206,7 @@ class Generation:
         state.router.succeeded(worker)
         self._recovery.succeeded()
         self._mean_tokens += LENGTH_WEIGHT * (answer.num_sampled - self._mean_tokens)
+        self._drafts.completed(job)
         state.book.complete(job.group, job.member, answer)
         self._assemble(job.group)
 

@@ -1,7 +1,7 @@
 """What became of every generated token that arrived, or that a failure reported. The fates sum to that, at any moment.
 
-How many tokens a worker had made that died, or that did not even end an answer when told to, nobody knows: they are in
-no fate.
+How many more tokens a worker had made that died, or that did not even end an answer when told to, nobody knows: they
+are in no fate.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class TokenLedger:
         return {fate: tokens / max(self._generated, 1) for fate, tokens in self._tokens.items()}
 
     def check(self, held: int) -> None:
-        """Raise `SchedulingError` unless exactly the `held` tokens, those of groups that have not ended, are in flight.
+        """Raise `SchedulingError` unless the `held` tokens, of groups and answers that have not ended, are in flight.
 
         Who forgets to settle the tokens of a group that ended, or settles them without need, is found here.
         """
         if (found := self._tokens[Fate.IN_FLIGHT]) != held:
             raise SchedulingError(
-                f"{found} of {self._generated} tokens are counted as in flight, but the groups that have not ended hold"
-                f" {held}"
+                f"{found} of {self._generated} tokens are counted as in flight, but the groups and answers that have"
+                f" not ended hold {held}"
             )

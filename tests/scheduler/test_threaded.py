@@ -204,7 +204,7 @@ def test_a_law_that_is_found_broken_at_the_end_is_told_and_kept(caplog):
     rollout.close()
     rollout.close()
     assert isinstance(rollout.failure, SchedulingError)
-    message = "5 of 13 tokens are counted as in flight, but the groups that have not ended hold 0"
+    message = "5 of 13 tokens are counted as in flight, but the groups and answers that have not ended hold 0"
     assert message in str(rollout.failure)
     assert caplog.text.count(message) == 1
 
