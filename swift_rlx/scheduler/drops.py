@@ -21,49 +21,44 @@ logger = logging.getLogger("swift_rlx")
 
 
 class DropWatch:
-    """Counts drops in a row. `fail` ends the run with an error; `limit`: how many it takes.
+    """Counts drops in a row, in the order of admission. `fail` ends the run with an error; `limit`: how many it takes.
 
-    Refusals are faster than answers. So nothing is concluded while `oldest_open`, the lowest number of admission among
-    the groups that are neither scored nor dropped, is below that of the first drop in the row.
+    Refusals are faster than answers, so many drops may come before the first answer of a group that is well. Such a
+    group stands between those that are dropped, and so they are not in a row.
     `last`: what was said of the newest drop, empty before the first one.
     """
 
-    def __init__(
-        self, limit: int, fail: Callable[[RlxError], None], oldest_open: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, limit: int, fail: Callable[[RlxError], None]) -> None:
         self.last = ""
         self._limit = limit
         self._fail = fail
-        self._oldest_open = oldest_open
-        self._in_a_row = 0
-        self._first = 0
+        self._dropped: set[int] = set()
         self._told: set[DropReason] = set()
-
-    def scored(self) -> None:
-        """A group got its scores: generation and scoring work."""
-        self._in_a_row = 0
 
     def dropped(self, group: OpenGroup, record: TrajectoryGroup, reason: DropReason) -> None:
         """A group was dropped; those that the scorer turned away are not for lack of anything."""
         if reason is DropReason.NO_SPREAD:
-            self.scored()
             return
-        self._first = min(group.order, self._first) if self._in_a_row else group.order
-        self._in_a_row += 1
         why = _without_scores(record) if reason is DropReason.TOO_FEW_SCORED else _without_answers(group)
         self.last = f"prompt {group.prompt.key} was dropped for {reason.value}: {why}"
         if reason not in self._told:
             self._told.add(reason)
             logger.warning("%s (later ones are counted, not told)", self.last)
-        if self._in_a_row >= self._limit and not self._is_one_older():
+        if (in_a_row := self._count(group.order)) >= self._limit:
             kind = RewardError if reason is DropReason.TOO_FEW_SCORED else BackendError
-            self._fail(
-                kind(f"{self._in_a_row} groups in a row ended without training; the last one, {self.last}")
-            )
+            self._fail(kind(f"{in_a_row} groups in a row ended without training; the last one, {self.last}"))
 
-    def _is_one_older(self) -> bool:
-        oldest = self._oldest_open()
-        return oldest is not None and oldest < self._first
+    def _count(self, order: int) -> int:
+        """How many drops in a row there are now around the group of this number."""
+        self._dropped.add(order)
+        if len(self._dropped) > 8 * self._limit:  # the oldest have nothing to do with what happens now
+            self._dropped = set(sorted(self._dropped)[-4 * self._limit :])
+        first = last = order
+        while first - 1 in self._dropped:
+            first -= 1
+        while last + 1 in self._dropped:
+            last += 1
+        return last - first + 1
 
 
 def _without_answers(group: OpenGroup) -> str:

@@ -67,7 +67,6 @@ class Scoring:
         if len(trainable(record)) < state.config.min_members:
             state.drop(group, record, DropReason.TOO_FEW_SCORED)
             return
-        state.drops.scored()
         state.book.ready(group)
         state.ready.add(make_ready(record, state.config))
         state.events.train.set()

@@ -96,8 +96,7 @@ class RunState:
     _told: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        limit = max(LEAST_IN_A_ROW, self.config.places)
-        self.drops = DropWatch(limit, self.supervisor.fail, self.book.oldest_not_ready)
+        self.drops = DropWatch(max(LEAST_IN_A_ROW, self.config.places), self.supervisor.fail)
 
     def attempt_failed(self, error: BackendError) -> None:
         """Count a failed attempt; the first one of its kind in this start of the run is told."""

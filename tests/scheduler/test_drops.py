@@ -39,7 +39,7 @@ def end_of(error, message, config, backends=None, **options):
 @pytest.mark.parametrize("first", [0, 6])
 def test_a_fault_that_refuses_every_prompt_ends_the_run_with_its_words(first):
     message = (
-        r"16 groups in a row ended without training; the last one, prompt \(0, \d+\) was dropped for too few answers:"
+        r"1\d groups in a row ended without training; the last one, prompt \(0, \d+\) was dropped for too few answers:"
         r" 2 of 2 answers failed, the first because worker 'worker-0': scripted fault"
     )
     dropped = end_of(BackendError, message, settings(group_size=2, min_members=2), refusing(first))
@@ -68,6 +68,17 @@ def test_drops_with_a_group_that_trains_between_them_end_nothing():
     seen = train(settings(), lambda: [FakeBackend(script=FakeScript(fault=fault))], count=160)
     assert sorted(seen.indices) == [*range(0, 160, 8)]
     assert seen.stats.dropped == {DropReason.TOO_FEW_ANSWERS: 140}
+
+
+def test_refusals_that_are_faster_than_the_answers_between_them_end_nothing():
+    def fault(request):  # two thirds of the prompts are too long, say
+        return Fault(BackendRejected) if request.prompt.index % 3 else None
+
+    script = FakeScript(ConstantLatency(100.0), fault=fault)
+    seen = train(
+        settings(batch_groups=16, max_staleness=200), lambda: [FakeBackend(script=script)], count=400
+    )
+    assert sorted(seen.indices) == [*range(0, 400, 3)]
 
 
 def test_groups_that_the_scorer_turns_away_end_nothing_and_are_not_lost_to_failures():
