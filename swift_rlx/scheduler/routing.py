@@ -27,6 +27,8 @@ FAILURES_TO_EJECT = 3
 FIRST_EJECTION_S = 3.0
 EJECTION_GROWTH = 3.0
 MAX_EJECTION_S = 30.0
+MAX_EJECTIONS = 10
+"""More do not make it longer; a worker that is gone for hours is asked a thousand times."""
 
 
 class WorkerState(enum.Enum):
@@ -204,7 +206,8 @@ class Router:
 
     def ejection_s(self, worker: Worker) -> float:
         """Seconds until it is asked whether it is well."""
-        return float(min(FIRST_EJECTION_S * EJECTION_GROWTH ** (worker.ejections - 1), MAX_EJECTION_S))
+        times = min(worker.ejections, MAX_EJECTIONS) - 1
+        return float(min(FIRST_EJECTION_S * EJECTION_GROWTH**times, MAX_EJECTION_S))
 
     def is_still_ill(self, worker: Worker) -> None:
         """It was asked whether it is well, and is not."""

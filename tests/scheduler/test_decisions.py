@@ -122,6 +122,8 @@ def test_being_out_counts_once_however_often_the_worker_is_asked():
         waits.append(routes.ejection_s(worker))
         routes.is_still_ill(worker)
     assert waits == [3.0, 9.0, 27.0, 30.0]
+    worker.ejections = 10_000  # some days
+    assert routes.ejection_s(worker) == 30.0
     assert routes.failovers == 1
 
 

@@ -88,13 +88,13 @@ class Restarting(FakeBackend):
         self._most = deaths
         self._ready_s = None
 
-    async def generate(self, request):
+    async def generate(self, request, *listeners):
         if self._ready_s is None and self.deaths < self._most:
             self.deaths += 1
             self._ready_s = now() + self._start_s
         if self._ready_s is not None:
             raise WorkerDied("out of memory")
-        return await super().generate(request)
+        return await super().generate(request, *listeners)
 
     async def health(self):
         if self._ready_s is not None:
