@@ -14,7 +14,7 @@ import pytest
 from worker_runs import PROBE_IDS, end_of, request, until, weights, worker
 
 from swift_rlx.backends.progress import joined, sampled_part, shared_tokens
-from swift_rlx.cluster import hosted_process, launch, worker_process
+from swift_rlx.cluster import hosted_process, worker_process
 from swift_rlx.cluster.messages import Progress
 from swift_rlx.errors import (
     BackendRejected,
@@ -397,13 +397,3 @@ def test_a_worker_that_was_not_started_or_is_closed_says_so(tmp_path):
             await one.start()
 
     asyncio.run(main())
-
-
-def test_the_ranks_of_the_trainer_are_not_told_to_workers(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("RANKING", "kept")
-    environment = launch._environment({"OMP_NUM_THREADS": "2"})
-    assert not {"RANK", "TORCHELASTIC_RUN_ID"} & environment.keys()
-    assert environment["RANKING"] == "kept"
-    assert environment["OMP_NUM_THREADS"] == "2"

@@ -10,6 +10,7 @@ import pytest
 
 from swift_rlx.backends import GenerationRequest
 from swift_rlx.errors import SchedulingError
+from swift_rlx.scheduler import RolloutConfig
 from swift_rlx.testing import FakeBackend
 from swift_rlx.testing.virtual_clock import run_virtual
 from swift_rlx.trainers import pipeline as pipeline_module
@@ -88,7 +89,12 @@ def test_a_conversation_counts_once_in_the_monitor_and_from_its_first_turn_to_it
     )
     pipeline = object.__new__(RolloutPipeline)
     pipeline.plan = SimpleNamespace(
-        specs=(None,), environments=({},), run_directory=None, start_limit_s=1.0, version=PolicyVersion()
+        config=RolloutConfig(batch_groups=1),
+        specs=(None,),
+        environments=({},),
+        run_directory=None,
+        start_limit_s=1.0,
+        version=PolicyVersion(),
     )
     pipeline._first = None
     pipeline._wrap = lambda backend: ConversationBackend(backend, ThreeTurns(), encoder)
