@@ -202,7 +202,7 @@ def test_a_finished_run_is_not_done_again_and_a_broken_one_begins_anew(
     assert done == [("free 1", 1)] * 2
     assert first["to_reward_s"] == pytest.approx(15.0)
     assert first["command_to_reward_s"] == pytest.approx(30.0)
-    assert first["tokens_per_s"] == pytest.approx(32 * 5.5 / 10)
+    assert first["tokens_per_s"] == pytest.approx(16 * 5.5 / 10)
     runs.ensure("free 1", "stock", 2)
     assert script.finish(options, runs.table()) == 0
     row = json.loads(options.output.read_text(encoding="utf-8"))["settings"]["free 1"]["stock"]
@@ -224,6 +224,6 @@ def test_the_benchmark_runs_ms_swift_trl_and_ours_on_the_same_task(tiny_model: P
         assert f"own core  {name:<18}" in result.stdout
         run = row["runs"]["seed-4"]
         assert 0 < run["step_ends_s"][0] < run["step_ends_s"][1] < run["command_s"] - run["load_s"]
-        assert 0 < run["tokens_per_s"] <= run["steps_per_h"] / 3600 * 32 * 4
+        assert 0 < run["tokens_per_s"] <= run["steps_per_h"] / 3600 * 16 * 4
         assert len(run["train_rewards"]) == 2
         assert "0" in run["heldout_rewards"]

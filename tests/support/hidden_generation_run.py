@@ -26,8 +26,8 @@ DRAIN_STEPS = 4
 """At the end, when nothing is left to be generated ahead: each run has them once, however long it is."""
 
 
-def scaled_script(sigma: float, generate_s: float) -> Script:
-    """The slowest answer of a batch takes `generate_s` on average."""
+def scaled_script(sigma: float, generate_s: float, steps: int) -> Script:
+    """The slowest answer of a batch takes `generate_s` on average, over those of the measured steps."""
     unit = Script(1.0, sigma, TOKENS)
     batches = [
         max(
@@ -35,7 +35,7 @@ def scaled_script(sigma: float, generate_s: float) -> Script:
             for at in range(PROMPTS)
             for member in range(GROUP)
         )
-        for batch in range(500)
+        for batch in range(WARM_UP_STEPS, steps)
     ]
     return Script(generate_s / statistics.mean(batches), sigma, TOKENS)
 
@@ -255,7 +255,7 @@ def variety(completions: list[str], **_: Any) -> list[float]:
 
 def main() -> None:
     name, sigma, train_s, generate_s, steps, output = sys.argv[1:]
-    script = scaled_script(float(sigma), float(generate_s))
+    script = scaled_script(float(sigma), float(generate_s), int(steps))
     script.write()
     with tempfile.TemporaryDirectory() as folder:
         result = train(name, script, float(train_s), int(steps), Path(folder))
