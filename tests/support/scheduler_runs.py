@@ -81,7 +81,7 @@ class Plan:
 
 
 def random_plan(seed: int) -> Plan:
-    chance = random.Random(seed)
+    chance, more = random.Random(seed), random.Random(f"more/{seed}")
     pick = chance.choice
     group_size, batches, workers = pick([1, 2, 3, 4]), chance.randint(3, 7), pick([1, 2, 3])
     mode = pick(list(WeightUpdate))
@@ -95,15 +95,15 @@ def random_plan(seed: int) -> Plan:
         steps_per_batch=steps_per_batch,
         batches_per_step=batches_per_step,
         max_batches=batches if limited else None,
-        max_inflight=pick([None, *range(1, 13)]),
+        max_inflight=(chance.randint(1, 12), None)[more.random() < 0.1],
         reserved_share=pick([0.0, 0.3]),
         shape_capacity=chance.random() < 0.7,
         weight_update=mode,
         train_order=pick([TrainOrder.COMPLETION, TrainOrder.COMPLETION, TrainOrder.ADMISSION]),
         stale_tokens=pick([StaleTokens.MASK, StaleTokens.MASK, StaleTokens.DROP]),
         request_timeout_s=400.0,
-        first_token_limit_s=pick([20.0, 40.0]),
-        token_gap_limit_s=pick([10.0, 40.0]),
+        first_token_limit_s=more.choice([20.0, 40.0]),
+        token_gap_limit_s=more.choice([10.0, 40.0]),
         outage_limit_s=1e6,
         warm_up_limit_s=1e6,
         retries=8,
@@ -125,11 +125,13 @@ def random_plan(seed: int) -> Plan:
         illness=(chance.uniform(0, 4), chance.uniform(4, 12))
         if workers > 1 and chance.random() < 0.3
         else None,
-        deaths=tuple((chance.uniform(0, 20), chance.randrange(workers)) for _ in range(pick([0, 0, 1, 4]))),
-        stalls=pick([0.0, 0.0, 0.1]),
-        poison=chance.randint(0, 9) if chance.random() < 0.2 else None,
-        tell_s=pick([0.0, 0.3, 0.3, 1.0]),
-        failed_publishes=pick([0.0, 0.0, 0.0, 0.2]),
+        deaths=tuple(
+            (more.uniform(0, 20), more.randrange(workers)) for _ in range(more.choice([0, 0, 0, 1, 4]))
+        ),
+        stalls=more.choice([0.0, 0.0, 0.0, 0.1]),
+        poison=more.randint(0, 9) if more.random() < 0.1 else None,
+        tell_s=more.choice([0.0, 0.3, 0.3, 1.0]),
+        failed_publishes=more.choice([0.0, 0.0, 0.0, 0.0, 0.2]),
         extra_prompts=chance.randint(0, 9) if limited else 0,
         publishes_every_step=chance.random() < 0.5,
         rejects=chance.random() < 0.2,
@@ -250,9 +252,13 @@ class WatchedBackend(FakeBackend):
     async def health(self):
         if self._state == "dead":
             self._state = "starting"
-            self._clock.call_later(2.0, lambda: setattr(self, "_state", "waits for weights"))
+            self._clock.call_later(2.0, lambda life=self.lives: self._started(life))
         self._raise_unless("well", "waits for weights")
         return await super().health()
+
+    def _started(self, life):
+        if life == self.lives:
+            self._state = "waits for weights"
 
     def _raise_unless(self, *states):
         if self._state not in states:
