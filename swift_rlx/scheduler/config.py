@@ -64,7 +64,7 @@ class RolloutConfig:
     """Of the first attempt at a request; doubled with each further one, so that long answers are not cut again and
     again. So are the next two, which count for workers that tell of tokens as they make them (`time_limits.py`)."""
     first_token_limit_s: float = 45.0
-    """How long a request may be without a token, while its worker works on none that came before it."""
+    """How long a request may be without its first token, while its worker makes none for those before it."""
     token_gap_limit_s: float = 45.0
     """The same between two of its tokens."""
     retries: int = 3

@@ -55,10 +55,9 @@ class Recovery:
 
     def _ejected(self, worker: Worker, error: BackendError, is_dead: bool) -> None:
         logger.warning(f"worker '{worker.name}' gets no more requests until it is well again: {error}")
+        wait_s = self._state.router.ejection_s(worker)
         if is_dead:  # a new process can be started at once, unless the last one was of no use either
             wait_s = STARTING_S if worker.ejections > 1 else 0.0
-        else:
-            wait_s = self._state.router.ejection_s(worker)
         self._state.supervisor.spawn(self._bring_back(worker, wait_s))
 
     def _note(self, error: BackendError) -> None:
