@@ -6,7 +6,8 @@ import asyncio
 import random
 from dataclasses import dataclass, field, replace
 
-from scheduler_runs import Watch, WatchedBackend, faulty_script, prompts, scorer, train_all
+from scheduler_runs import Watch, faulty_script, prompts, scorer, train_all
+from watched_backend import WatchedBackend
 
 from swift_rlx.scheduler import IterableSource, RolloutScheduler, RolloutState
 from swift_rlx.testing.virtual_clock import run_virtual

@@ -8,14 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
+from watched_backend import WatchedBackend
 
 from swift_rlx.backends import WeightUpdate
 from swift_rlx.errors import (
     BackendRejected,
     BackendTimeout,
     BackendUnavailable,
-    WorkerAbsent,
-    WorkerDied,
 )
 from swift_rlx.scheduler import (
     GroupOutcome,
@@ -27,9 +26,9 @@ from swift_rlx.scheduler import (
     Statistics,
     TrainOrder,
 )
-from swift_rlx.testing.fake_backend import FakeBackend, FakeScript, Fault, LogNormalLatency
+from swift_rlx.testing.fake_backend import FakeScript, Fault, LogNormalLatency
 from swift_rlx.testing.virtual_clock import run_virtual
-from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt, SamplingParams, Score
+from swift_rlx.types import DropReason, Fate, Prompt, SamplingParams, Score
 
 
 def prompts(count: int, start: int = 0) -> list[Prompt]:
@@ -204,65 +203,6 @@ class Watch:
                 assert member.completion.policy_steps.max() <= self.step
             assert in_mask, "a group trains without a token"
             self.trained_tokens += in_mask
-
-
-class WatchedBackend(FakeBackend):
-    """Notes what is in flight. Can die: with what is on it, with its weights, and until it is started again."""
-
-    def __init__(self, watch, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._watch = watch
-        self._state, self.lives = "well", 0
-        self._chance = random.Random(f"publish/{watch.plan.seed}/{self.name}")
-
-    async def generate(self, request, *watch):
-        self._raise_unless("well")
-        key = (request.prompt.key, request.member)
-        flying = self._watch.flying
-        flying[key] += 1
-        assert flying[key] == 1, f"{key} is generated twice at a time"
-        if request.prompt.index == self._watch.plan.poison:
-            self._clock.call_later(0.2, self.die)
-        try:
-            return await super().generate(request, *watch)
-        finally:
-            flying[key] -= 1
-
-    def die(self):
-        if self._state == "dead" or self.is_closed:
-            return
-        self._state, self._version = "dead", PolicyVersion(-1, 0)
-        self._watch.deaths += 1
-        self.lives += 1
-        for answer in self._answers.values():
-            if not answer.ended.done():
-                answer.ended.set_exception(WorkerDied(f"{self.name} died"))
-
-    async def publish(self, version, payload):
-        self._raise_unless("well", "waits for weights")
-        if self._chance.random() < self._watch.plan.failed_publishes:
-            raise BackendUnavailable("no room for weights")
-        life = self.lives
-        await super().publish(version, payload)
-        if self.lives != life:
-            self._version = PolicyVersion(-1, 0)
-            raise WorkerDied(f"{self.name} died while it took weights")
-        self._state = "well"
-
-    async def health(self):
-        if self._state == "dead":
-            self._state = "starting"
-            self._clock.call_later(2.0, lambda life=self.lives: self._started(life))
-        self._raise_unless("well", "waits for weights")
-        return await super().health()
-
-    def _started(self, life):
-        if life == self.lives:
-            self._state = "waits for weights"
-
-    def _raise_unless(self, *states):
-        if self._state not in states:
-            raise WorkerAbsent(f"{self.name} {self._state}")
 
 
 def faulty_script(plan: Plan, name: str, now) -> FakeScript:

@@ -1,0 +1,68 @@
+"""A fake worker that a checker watches, and that can die as a process does."""
+
+from __future__ import annotations
+
+import random
+
+from swift_rlx.errors import BackendUnavailable, WorkerAbsent, WorkerDied
+from swift_rlx.testing.fake_backend import FakeBackend
+from swift_rlx.types import PolicyVersion
+
+
+class WatchedBackend(FakeBackend):
+    """Notes what is in flight. Can die: with what is on it, with its weights, and until it is started again."""
+
+    def __init__(self, watch, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._watch = watch
+        self._state, self.lives = "well", 0
+        self._chance = random.Random(f"publish/{watch.plan.seed}/{self.name}")
+
+    async def generate(self, request, *watch):
+        self._raise_unless("well")
+        key = (request.prompt.key, request.member)
+        flying = self._watch.flying
+        flying[key] += 1
+        assert flying[key] == 1, f"{key} is generated twice at a time"
+        if request.prompt.index == self._watch.plan.poison:
+            self._clock.call_later(0.2, self.die)
+        try:
+            return await super().generate(request, *watch)
+        finally:
+            flying[key] -= 1
+
+    def die(self):
+        if self._state == "dead" or self.is_closed:
+            return
+        self._state, self._version = "dead", PolicyVersion(-1, 0)
+        self._watch.deaths += 1
+        self.lives += 1
+        for answer in self._answers.values():
+            if not answer.ended.done():
+                answer.ended.set_exception(WorkerDied(f"{self.name} died"))
+
+    async def publish(self, version, payload):
+        self._raise_unless("well", "waits for weights")
+        if self._chance.random() < self._watch.plan.failed_publishes:
+            raise BackendUnavailable("no room for weights")
+        life = self.lives
+        await super().publish(version, payload)
+        if self.lives != life:
+            self._version = PolicyVersion(-1, 0)
+            raise WorkerDied(f"{self.name} died while it took weights")
+        self._state = "well"
+
+    async def health(self):
+        if self._state == "dead":
+            self._state = "starting"
+            self._clock.call_later(2.0, lambda life=self.lives: self._started(life))
+        self._raise_unless("well", "waits for weights")
+        return await super().health()
+
+    def _started(self, life):
+        if life == self.lives:
+            self._state = "waits for weights"
+
+    def _raise_unless(self, *states):
+        if self._state not in states:
+            raise WorkerAbsent(f"{self.name} {self._state}")
