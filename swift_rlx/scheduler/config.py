@@ -71,7 +71,7 @@ class RolloutConfig:
     """Further attempts per request. The death of a worker counts as one of those that may have caused it."""
     abort_grace_s: float = 5.0
     """How long a backend may take to end a request that it was told to end."""
-    outage_limit_s: float = 60.0
+    outage_limit_s: float = 50.0
     """How long every worker may be out before the run ends with the last error."""
     publish_limit_s: float = 300.0
     """How long a worker may take to apply weights."""

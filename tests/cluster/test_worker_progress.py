@@ -6,13 +6,14 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from worker_runs import request, run, worker
+from worker_runs import request, run, weights, worker
 
 from swift_rlx.backends.progress import joined, sampled_part, shared_tokens
 from swift_rlx.cluster import hosted_process
 from swift_rlx.cluster.messages import Progress
 from swift_rlx.errors import WorkerDied
 from swift_rlx.testing.fake_engine import FakeEngine
+from swift_rlx.types import PolicyVersion
 
 
 def test_tokens_are_told_as_they_come_in_one_message_for_all_answers(tmp_path):
@@ -98,5 +99,17 @@ def test_an_engine_that_does_not_say_how_it_is_takes_its_worker_with_it(tmp_path
     async def body():
         with pytest.raises(WorkerDied, match="the engine did not say for 1 s how it is"):
             await asyncio.wait_for(one.generate(request(1, 1, max_tokens=190)), 5)
+
+    run(one, body)
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_come_to_an_end_with_new_weights_takes_its_worker_with_it(tmp_path):
+    files = weights(tmp_path, 1)
+    one = worker(tmp_path, stall_limit_s=1.0, publish_s=60.0)
+
+    async def body():
+        with pytest.raises(WorkerDied, match=r"the engine did not take weights 0\.1 in 1 s"):
+            await asyncio.wait_for(one.publish(PolicyVersion(0, 1), files), 5)
 
     run(one, body)
