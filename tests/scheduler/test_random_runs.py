@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from scheduler_runs import random_plan, run_and_check
 
-from swift_rlx.scheduler import capacity, generation, pickup, ready, scoring
+from swift_rlx.scheduler import capacity, drafts, generation, pickup, ready, scoring
 from swift_rlx.scheduler.config import TrainOrder
 from swift_rlx.testing.fake_backend import LogNormalLatency
 from swift_rlx.types import DropReason, Fate
@@ -30,10 +30,12 @@ def run_plans(seeds):
 def test_the_laws_hold_in_random_runs_that_meet_everything_that_can_happen():
     watches = run_plans(range(FAST_RUNS))
     assert sum(watch.untrained_ends for watch in watches) > 10
+    assert sum(watch.continued for watch in watches) > 50
+    assert sum(watch.deaths for watch in watches) > 50
     assert {age for watch in watches for age in watch.ages} == {0, 1, 2, 3, 4}
     assert {number for watch in watches for number in watch.rounds} == {1, 2}
     stats = [watch.stats for watch in watches]
-    for name in ("regenerated", "retries", "failovers"):
+    for name in ("regenerated", "retries", "failovers", "repeated_tokens"):
         assert sum(getattr(one, name) for one in stats) > 5, name
     seen = {fate for one in stats for fate, tokens in one.tokens.items() if tokens}
     assert seen == {Fate.TRAINED, Fate.OVER_AGE, Fate.CUT, Fate.FAILED}
@@ -143,6 +145,23 @@ def _drop_what_is_over_age(monkeypatch):
     monkeypatch.setattr(generation.Generation, "regenerate", drop)
 
 
+def _go_on_behind_any_weights(monkeypatch):
+    monkeypatch.setattr(drafts, "usable_tokens", lambda steps, worker, mode: len(steps))
+
+
+def _forget_what_was_told(monkeypatch):
+    monkeypatch.setattr(drafts.DraftBook, "settle", lambda self, job, fate: job.draft.cut(0))
+
+
+def _book_what_was_told_twice(monkeypatch):
+    def twice(self, job, chunk, submit_s):
+        honest(self, job, chunk, submit_s)
+        self._state.ledger.arrived(chunk.num_tokens)
+
+    honest = drafts.DraftBook.told
+    monkeypatch.setattr(drafts.DraftBook, "told", twice)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -159,6 +178,9 @@ def _drop_what_is_over_age(monkeypatch):
         _make_again_for_ever,
         _train_in_any_order,
         _drop_what_is_over_age,
+        _go_on_behind_any_weights,
+        _forget_what_was_told,
+        _book_what_was_told_twice,
     ],
 )
 def test_a_planted_bug_is_caught(plant, monkeypatch):

@@ -196,6 +196,9 @@ class Watch:
             for member, mask in zip(one.group.members, one.loss_masks, strict=True):
                 sampled = member.completion.sampled
                 assert sampled is None or not (mask & ~sampled).any(), "a token of the environment trains"
+                made = member.completion.sampled_steps
+                assert (np.diff(made) >= 0).all(), "an answer went on under older weights"
+                assert self.plan.mode is WeightUpdate.KEEP or made[0] == made[-1], "an answer of two versions"
                 steps = member.completion.policy_steps[mask]
                 assert not len(steps) or self.step - steps.min() <= bound, "a token over the bound trains"
                 in_mask += int(mask.sum())
@@ -337,6 +340,7 @@ def _check_end(plan, watch, stats, backends):
     if config.train_order is TrainOrder.ADMISSION:
         assert watch.trained == sorted(watch.trained)
     assert sum(stats.tokens.values()) == stats.generated_tokens
+    assert not stats.tokens[Fate.IN_FLIGHT], "tokens are in flight after the end"
     assert stats.generated_tokens == sum(backend.generated_tokens for backend in backends)
     assert watch.trained_tokens == stats.tokens[Fate.TRAINED]
     assert dict(watch.ages) == dict(stats.staleness)
