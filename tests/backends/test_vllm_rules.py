@@ -219,11 +219,13 @@ def test_another_version_is_judged_by_what_it_has(monkeypatch):
     monkeypatch.setattr(contract, "NAMES", ("json:loads", "json:no_such_name"))
     monkeypatch.setattr(contract, "CALLABLES", {"json:JSONDecoder.decode": ("s", "twice")})
     monkeypatch.setattr(contract, "FIELDS", {"swift_rlx.types:Prompt": ("index", "age")})
+    monkeypatch.setattr(contract, "ATTRIBUTES", {"swift_rlx.backends.progress:Draft": ("begin", "end_s")})
     found = contract.check()
     assert [fault.split(";")[0] for fault in found] == [
         "vLLM 0.99.0 lacks json.no_such_name (module 'json' has no attribute 'no_such_name')",
         "vLLM 0.99.0 has no parameter 'twice' in json.JSONDecoder.decode",
         "vLLM 0.99.0 has no field 'age' in swift_rlx.types.Prompt",
+        "vLLM 0.99.0 has no attribute 'end_s' in swift_rlx.backends.progress.Draft",
     ]
 
 
