@@ -4,21 +4,18 @@
 
 The engine is built in a thread, so that signs of life go out from the first moment. It is taken for lost, and the
 process ends, where building it raises, where one of its calls raises `WorkerDied`, where its `health` does not return
-within the time that an engine may be without a word, and where one that tells of its tokens has requests and tells of
-none for that time. The process does not outlive the trainer by more than `ORPHAN_S`, with a guardian or without.
+within the time that an engine may be without a word, where one that tells of its tokens has requests and tells of none
+for that time, and where it does not come to an end with new weights. The process does not outlive the trainer
+(`trainer_watch.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import faulthandler
 import os
-import select
-import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Coroutine
@@ -61,13 +58,12 @@ from swift_rlx.cluster.messages import (
     Start,
     ToWorker,
 )
-from swift_rlx.errors import BackendRejected, WorkerDied
+from swift_rlx.cluster.trainer_watch import end_after
+from swift_rlx.errors import BackendRejected, BackendTimeout, WorkerDied
 from swift_rlx.types import Chunk, Completion
 
 Record = TypeVar("Record", Completion, Chunk)
 
-ORPHAN_S = 3.0
-"""How long the guardian may take, before the worker ends itself after the trainer's end."""
 WATCH_S = 2.0
 """Seconds between two questions of the host to its engine."""
 
@@ -150,7 +146,7 @@ class Host:
             return Generated(_as_arrays(answer))
         if isinstance(body, Publish):
             async with self._publishing:
-                await self._engine.publish(body.version, body.files)
+                await self._publish(body)
             return Done()
         if isinstance(body, AskHealth):
             return Serving((await self._engine.health()).version)
@@ -158,6 +154,16 @@ class Host:
             return Logprobs(np.asarray(await self._engine.logprobs(body.token_ids), np.float32))
         await self._engine.close()
         return Done()
+
+    async def _publish(self, body: Publish) -> None:
+        try:
+            await asyncio.wait_for(self._engine.publish(body.version, body.files), body.limit_s)
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            if isinstance(error, BackendTimeout):
+                raise
+            raise WorkerDied(
+                f"the engine did not take weights {body.version} in {body.limit_s:.0f} s"
+            ) from None
 
     @property
     def _num_answers(self) -> int:
@@ -265,20 +271,6 @@ def _note(spec: EngineSpec) -> str:
     return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MiB resident, devices: {devices}"
 
 
-def _watch_trainer(trainer: int) -> None:
-    """In a thread, which runs whatever the loop does: end this process group after the trainer's end."""
-
-    def wait() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            alive = os.pidfd_open(trainer)
-            if os.getppid() == trainer:
-                select.select([alive], [], [])
-        time.sleep(ORPHAN_S)
-        os.killpg(os.getpgid(0), signal.SIGKILL)
-
-    threading.Thread(target=wait, name="trainer-watch", daemon=True).start()
-
-
 async def _main(descriptor: int) -> int:
     channel = await Channel.open(socket.socket(fileno=descriptor), TO_WORKER)
     status = await Host(channel).run()
@@ -291,7 +283,7 @@ def main() -> None:
     descriptor, trainer = int(sys.argv[1]), int(sys.argv[3])  # the name is for `ps`
     os.set_inheritable(descriptor, False)
     faulthandler.enable()
-    _watch_trainer(trainer)
+    end_after(trainer)
     sys.exit(asyncio.run(_main(descriptor)))
 
 

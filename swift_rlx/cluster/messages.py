@@ -83,10 +83,11 @@ class Generate(msgspec.Struct, tag=True, frozen=True):
 
 
 class Publish(msgspec.Struct, tag=True, frozen=True):
-    """Answered by `Done` once the weights are served."""
+    """Answered by `Done` once the weights are served. `limit_s`: an engine that takes longer is lost."""
 
     version: PolicyVersion
     files: WeightFiles
+    limit_s: float
 
 
 class AskHealth(msgspec.Struct, tag=True, frozen=True):

@@ -50,6 +50,8 @@ LOST_S = 600.0
 RESTART_FACTOR = 3.0
 MIN_RESTART_S = 60.0
 """A start after the first may take `RESTART_FACTOR` times as long as that one did, and at least so many seconds."""
+SLOWEST_BYTES_PER_S = 200e6
+"""At which an engine takes weights, beside the time that it may be without a word anyway."""
 
 logger = logging.getLogger("swift_rlx")
 
@@ -142,9 +144,10 @@ class WorkerProcess:
             raise ConfigError(
                 f"weights {version} are refused: worker processes take WeightFiles, not {payload!r}"
             )
+        limit_s = self._launch.stall_limit_s + _size(payload) / SLOWEST_BYTES_PER_S
         check = self._unchecked = None if payload.probe is None else (version, payload.probe)
         self._has_published = True
-        await self._call(Publish(version, replace(payload, probe=None)))
+        await self._call(Publish(version, replace(payload, probe=None), limit_s))
         self._needs_weights = False
         if check is not None:
             await self._check_probe(check)
@@ -258,3 +261,10 @@ class WorkerProcess:
             await asyncio.gather(self._starting, return_exceptions=True)
         if self._process is not None:
             await self._process.close(self._close_grace_s)
+
+
+def _size(files: WeightFiles) -> int:
+    try:
+        return sum(path.stat().st_size for path in Path(files.directory).iterdir())
+    except OSError as error:
+        raise BackendUnavailable(f"weights in {files.directory} cannot be read: {error}") from error

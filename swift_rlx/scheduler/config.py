@@ -64,14 +64,14 @@ class RolloutConfig:
     """Of the first attempt at a request; doubled with each further one, so that long answers are not cut again and
     again. So are the next two, which count for workers that tell of tokens as they make them (`time_limits.py`)."""
     first_token_limit_s: float = 45.0
-    """How long a request may be without a token, while its worker works on none that came before it."""
+    """How long a request may be without its first token, while its worker makes none for those before it."""
     token_gap_limit_s: float = 45.0
     """The same between two of its tokens."""
     retries: int = 3
     """Further attempts per request. The death of a worker counts as one of those that may have caused it."""
     abort_grace_s: float = 5.0
     """How long a backend may take to end a request that it was told to end."""
-    outage_limit_s: float = 60.0
+    outage_limit_s: float = 50.0
     """How long no worker may have been well before the run ends with the last error (`recovery.py`)."""
     publish_limit_s: float = 300.0
     """How long a worker may take to apply weights."""

@@ -14,11 +14,13 @@ not keep a new one from its first answer.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from swift_rlx.backends.base import Backend
+from swift_rlx.clock import Clock
 from swift_rlx.errors import SchedulingError
+from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.inflight import InflightLimit, Mark
 from swift_rlx.scheduler.time_limits import Pulse
 from swift_rlx.types import PolicyVersion
@@ -224,3 +226,28 @@ class Router:
         worker.failures = 0
         worker.is_starting = False
         worker.is_on_probation = True
+
+
+def make_workers(
+    config: RolloutConfig, backends: Sequence[Backend], version: PolicyVersion, clock: Clock
+) -> list[Worker]:
+    """One for each backend, with what adapts its limit and what hears its signs of life, where there is one."""
+    most = config.most_inflight(len(backends))
+    first = -(-config.batch_groups * config.group_size // len(backends))
+    workers = []
+    for one in backends:
+        pace = None
+        if config.max_inflight is None:
+            pace = InflightLimit(config.target_latency_s, most, first)
+        worker = Worker(
+            backend=one,
+            max_inflight=config.max_inflight or most,
+            reserved_share=config.reserved_share,
+            version=version,
+            pace=pace,
+            pulse=Pulse(clock) if one.capabilities.streams else None,
+        )
+        if pace is not None:
+            worker.max_inflight = pace.limit
+        workers.append(worker)
+    return workers

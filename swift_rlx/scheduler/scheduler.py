@@ -27,7 +27,6 @@ from swift_rlx.scheduler.drafts import DraftBook
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupBook, GroupState
-from swift_rlx.scheduler.inflight import InflightLimit
 from swift_rlx.scheduler.ledger import TokenLedger
 from swift_rlx.scheduler.loops import generate_loop, publish_loop, score_loop
 from swift_rlx.scheduler.pickup import PickUp
@@ -37,12 +36,11 @@ from swift_rlx.scheduler.ready import ReadyBuffer
 from swift_rlx.scheduler.recovery import Recovery, served_version
 from swift_rlx.scheduler.requests import within
 from swift_rlx.scheduler.resume import PromptOf, RolloutState, capture, restore
-from swift_rlx.scheduler.routing import Router, Worker
+from swift_rlx.scheduler.routing import Router, make_workers
 from swift_rlx.scheduler.scoring import Scoring
 from swift_rlx.scheduler.state import Events, RunState, Scorer
 from swift_rlx.scheduler.statistics import Statistics, statistics_of
 from swift_rlx.scheduler.tasks import Supervisor
-from swift_rlx.scheduler.time_limits import Pulse
 from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
 
 
@@ -81,7 +79,7 @@ class RolloutScheduler:
             config=config,
             clock=clock,
             source=prompts,
-            router=Router(_workers(config, backends, version, clock)),
+            router=Router(make_workers(config, backends, version, clock)),
             capacity=Capacity(config, version.step, state.capacity if state else None),
             supervisor=Supervisor(events.wake_waiters),
             events=events,
@@ -284,27 +282,3 @@ class RolloutScheduler:
 def _check_names(names: list[str]) -> None:
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"backends {names} are refused: at least one, each with its own name, is needed")
-
-
-def _workers(
-    config: RolloutConfig, backends: Sequence[Backend], version: PolicyVersion, clock: Clock
-) -> list[Worker]:
-    most = config.most_inflight(len(backends))
-    first = -(-config.batch_groups * config.group_size // len(backends))
-    workers = []
-    for one in backends:
-        pace = None
-        if config.max_inflight is None:
-            pace = InflightLimit(config.target_latency_s, most, first)
-        worker = Worker(
-            backend=one,
-            max_inflight=config.max_inflight or most,
-            reserved_share=config.reserved_share,
-            version=version,
-            pace=pace,
-            pulse=Pulse(clock) if one.capabilities.streams else None,
-        )
-        if pace is not None:
-            worker.max_inflight = pace.limit
-        workers.append(worker)
-    return workers

@@ -1,11 +1,11 @@
 """How long an attempt may take: in all, until its first token, and between two tokens.
 
 Only the whole time is counted for every worker. That a request stalls is seen where a worker tells of tokens as it
-makes them (`Capabilities.streams`). A request without new tokens is not at fault while its worker is busy with
-others that came before it: it waits in the engine's own queue, or was set back by it. So every token of a worker is a
-sign of life for all of its requests, until one that was sent later gets its first token: from then on an older one that
-stays silent has been passed over, and only its own tokens count for it. Nothing counts while the worker takes weights,
-or while a conversation is with its environment.
+makes them (`Capabilities.streams`). One that has no token yet may wait in the engine's own queue: while its worker
+makes tokens for others it is not at fault, until one that was sent later has its first token; from then on it has been
+passed over. One that has tokens has a place in the engine, and has to make more of them. Publishing makes all of them
+wait for their place again. Nothing counts while the worker takes weights, or while a conversation is with its
+environment.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """An attempt in the eyes of its worker's `Pulse`. `since_s`: its own last sign of life, or when it was passed."""
+    """An attempt in the eyes of its worker's `Pulse`.
+
+    `since_s`: when its silence began, moved on by the time in which that was no fault. `excused_s`: since when it waits
+    for its place; None: it has one, or was passed over. `is_away`: it is with its environment, not with the worker.
+    """
 
     number: int
     since_s: float
+    excused_s: float | None
     has_begun: bool = False
-    is_passed: bool = False
     is_away: bool = False
-    """It is with its environment, not with the worker."""
 
 
 class Pulse:
@@ -56,22 +59,24 @@ class Pulse:
     def sent(self) -> Wait:
         """An attempt begins."""
         self._number += 1
-        wait = self._waits[self._number] = Wait(self._number, self._clock.now())
+        now = self._clock.now()
+        wait = self._waits[self._number] = Wait(self._number, now, now)
         return wait
 
     def told(self, wait: Wait, is_away: bool = False) -> None:
         """The attempt made tokens. `is_away`: it needs none of the worker until it tells something again."""
         now = self._clock.now()
         self._last_s = wait.since_s = now
-        wait.is_passed, wait.is_away = False, is_away
-        if wait.has_begun:
+        wait.has_begun, wait.is_away = True, is_away
+        if wait.excused_s is None:
             return
-        wait.has_begun = True
+        wait.excused_s = None
         for other in self._waits.values():
             if other.number >= wait.number:
                 return
-            if not other.is_passed:
-                other.is_passed, other.since_s = True, now
+            if other.excused_s is not None:
+                other.since_s = min(other.since_s + now - other.excused_s, now)
+                other.excused_s = None
 
     def ended(self, wait: Wait) -> None:
         """The attempt is over."""
@@ -79,15 +84,18 @@ class Pulse:
 
     @contextlib.contextmanager
     def publishing(self) -> Iterator[None]:
-        """The worker takes weights; after that all of its answers are waited for anew."""
+        """The worker takes weights; after that all of its answers may wait for their place."""
+        begin_s = self._clock.now()
         self._publishes += 1
         try:
             yield
         finally:
             self._publishes -= 1
-            self._last_s = self._clock.now()
+            now = self._clock.now()
+            self._last_s = min(self._last_s + now - begin_s, now)
             for wait in self._waits.values():
-                wait.is_passed, wait.since_s = False, self._last_s
+                wait.since_s = min(wait.since_s + now - begin_s, now)
+                wait.excused_s = now
 
     @property
     def is_publishing(self) -> bool:
@@ -95,10 +103,10 @@ class Pulse:
         return self._publishes > 0
 
     def silent_since(self, wait: Wait) -> float:
-        """When the last sign of life was that counts for this attempt; now, where it needs not give one."""
+        """When the silence began that counts for this attempt; now, where none does."""
         if self._publishes or wait.is_away:
             return self._clock.now()
-        return wait.since_s if wait.is_passed else max(wait.since_s, self._last_s)
+        return wait.since_s if wait.excused_s is None else max(wait.since_s, self._last_s)
 
 
 class TimeLimit:

@@ -53,7 +53,8 @@ class FakeEngine:
 
     Prompts that begin with one of these token ids make it misbehave, where the option is set: `crash_token` ends the
     process by SIGKILL, `hang_token` stops the process, `stall_token` makes it forget the request, `lose_token` loses
-    the engine, `bug_token` and `busy_token` raise; `fault_after`: when the answer has so many tokens.
+    the engine, `bug_token` and `busy_token` raise; `fault_after`: when the answer has so many tokens; `once`: in the
+    first attempt at it alone.
     `ignores_weights`: new weights are acknowledged only; `deaf`: it never says how it is; `build_s`, `publish_s`:
     how long that takes.
     """
@@ -180,6 +181,8 @@ class FakeEngine:
 
     async def _misbehave(self, request: GenerationRequest) -> None:
         options, token = self._spec.options, int(request.prompt.token_ids[0])
+        if options.get("once") and request.attempt > 1:
+            return
         if token == options.get("crash_token"):
             os.kill(os.getpid(), signal.SIGKILL)
         if token == options.get("hang_token"):

@@ -94,6 +94,7 @@ class RolloutPipeline:
                 run_directory=plan.run_directory,
                 environment=environment,
                 start_limit_s=plan.start_limit_s,
+                stall_limit_s=plan.config.first_token_limit_s,
             )
             for number, (spec, environment) in enumerate(zip(plan.specs, plan.environments, strict=True))
         ]

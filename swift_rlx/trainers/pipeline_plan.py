@@ -28,6 +28,8 @@ logger = get_logger()
 BEFORE_FIRST = PolicyVersion(-1, 0)
 """What a worker serves that has not been given the trainer's weights."""
 WARM_UP_S = 600.0
+STALL_S, STALL_SHARE = 45.0, 0.15
+"""How long workers may be without a word: so many seconds or, where that is more, this share of --rollout_timeout_s."""
 VERSIONS_KEPT = 2
 SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
 SWIFT_OPTIONS = ("attn_impl", "experts_impl", "rope_scaling", "new_special_tokens")
@@ -60,6 +62,7 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         batches_at(step, args.gradient_accumulation_steps, per_generation, per_epoch)
         for step in (trainer.state.global_step, trainer.state.max_steps)
     )
+    stall_s = max(STALL_S, STALL_SHARE * args.rollout_timeout_s)
     return RolloutConfig(
         batch_groups=order.batch_prompts,
         group_size=trainer.num_generations,
@@ -76,6 +79,8 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         request_timeout_s=args.rollout_timeout_s,
         retries=args.rollout_retries,
         warm_up_limit_s=WARM_UP_S,
+        first_token_limit_s=stall_s,
+        token_gap_limit_s=stall_s,
         sampling=sampling,
         seed=args.seed,
     )

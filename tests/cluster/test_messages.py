@@ -13,7 +13,7 @@ from swift_rlx.backends import Capabilities, EngineSpec, GenerationRequest, Weig
 from swift_rlx.backends.weights import Probe
 from swift_rlx.cluster import messages
 from swift_rlx.cluster.messages import FROM_WORKER, TO_WORKER, encode
-from swift_rlx.types import Completion, FinishReason, PolicyVersion, Prompt, SamplingParams
+from swift_rlx.types import Chunk, Completion, FinishReason, PolicyVersion, Prompt, SamplingParams, Turn
 
 PROMPT = Prompt(
     index=3,
@@ -41,6 +41,16 @@ COMPLETION = Completion(
     finish_s=2.5,
     sampled=np.array([True, False]),
     info={"messages": [{"role": "user", "content": "你好"}], "reward": None, "obs": np.ones(2, np.float32)},
+)
+PROMPT_ALONE = dataclasses.replace(PROMPT, columns={})
+CHUNK = Chunk(
+    3,
+    COMPLETION.token_ids,
+    COMPLETION.logprobs,
+    COMPLETION.policy_steps,
+    incarnation=1,
+    first_token_s=2.0,
+    turns=(Turn(0, 2**64 - 1, 3, FinishReason.STOP), Turn(3, 7)),
 )
 FILES = WeightFiles(
     WeightKind.ADAPTER, "/dev/shm/x", Probe(PROMPT.token_ids, np.array([-1.0, -2.0], np.float32), 1e-3)
@@ -73,7 +83,10 @@ def same(one, other):
                 messages.without_columns(GenerationRequest("0/3/1#1", PROMPT, 1, SAMPLING, 2, 1.5))
             ),
         ),
-        messages.Call(2, messages.Publish(PolicyVersion(0, 5), FILES)),
+        messages.Call(
+            1, messages.Generate(GenerationRequest("0/3/1#2", PROMPT_ALONE, 1, SAMPLING, prefix=CHUNK))
+        ),
+        messages.Call(2, messages.Publish(PolicyVersion(0, 5), FILES, 60.0)),
         messages.Call(3, messages.AskHealth()),
         messages.Call(4, messages.AskLogprobs(PROMPT.token_ids)),
         messages.Call(5, messages.Close()),
@@ -91,6 +104,7 @@ def test_what_the_trainer_says_arrives_equal(message):
     [
         messages.Beat("importing"),
         messages.Ready(Capabilities(pin=True), "3 MiB"),
+        messages.Progress(((1, CHUNK), (4, CHUNK))),
         messages.Reply(1, messages.Generated(COMPLETION)),
         messages.Reply(2, messages.Done()),
         messages.Reply(3, messages.Serving(PolicyVersion(2, 9))),
@@ -114,6 +128,13 @@ def test_columns_do_not_travel():
     request = messages.without_columns(GenerationRequest("r", PROMPT, 0, SAMPLING))
     assert not request.prompt.columns
     assert request.prompt.model_inputs is PROMPT.model_inputs
+
+
+def test_a_chunk_whose_arrays_do_not_agree_is_no_message():
+    bad = dataclasses.replace(CHUNK)
+    object.__setattr__(bad, "token_ids", CHUNK.token_ids[:1])
+    with pytest.raises((msgspec.ValidationError, ValueError), match="has arrays of the shapes"):
+        FROM_WORKER.decode(encode(messages.Progress(((1, bad),))))
 
 
 def test_received_arrays_can_be_written():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from worker_runs import until, weights, worker
 
+from swift_rlx.cluster import hosted_process
 from swift_rlx.errors import WeightMismatch
 from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler
 from swift_rlx.types import Fate, PolicyVersion, Prompt, SamplingParams, Score
@@ -27,10 +28,11 @@ def prompts():
     return [Prompt(index, np.array([1 + index % 10, 2], np.int32)) for index in range(PROMPTS)]
 
 
-async def kill(one):
+async def kill(one, after_s=0.0):
     """Kill a worker that has answers in flight; seconds until this is known."""
     process = one._process
     await until(lambda: process._pending)
+    await asyncio.sleep(after_s)
     one.probe_difference = None
     killed = time.monotonic()
     os.kill(process.pid, signal.SIGKILL)
@@ -38,17 +40,17 @@ async def kill(one):
     return time.monotonic() - killed
 
 
-async def train(folder, files, kill_at):
+async def train(folder, files, kill_at, max_tokens=20, staleness=2, **options):
     """Train on everything; before batch `kill_at`, kill a worker with answers in flight. What was seen."""
-    workers = [worker(folder, f"worker-{number}", token_s=0.004) for number in range(2)]
+    workers = [worker(folder, f"worker-{number}", **{"token_s": 0.004, **options}) for number in range(2)]
     await asyncio.gather(*(each.start() for each in workers))
     config = RolloutConfig(
         batch_groups=BATCH,
         group_size=GROUP,
-        max_staleness=2,
+        max_staleness=staleness,
         max_inflight=8,
         request_timeout_s=20.0,
-        sampling=SamplingParams(max_tokens=20),
+        sampling=SamplingParams(max_tokens=max_tokens),
     )
     answers, versions, noticed_s = {}, [], None
     async with RolloutScheduler(config, workers, IterableSource(prompts()), score) as scheduler:
@@ -60,7 +62,7 @@ async def train(folder, files, kill_at):
                     assert key not in answers
                     answers[key] = member.completion
             if number == kill_at:
-                noticed_s = await kill(workers[0])
+                noticed_s = await kill(workers[0], after_s=max_tokens / 100 if max_tokens > 20 else 0.0)
             version = scheduler.publish(files)
             await scheduler.published(version)
             versions.append(version)
@@ -93,6 +95,49 @@ def test_a_killed_worker_costs_time_and_no_answer(tmp_path):
     assert Counter(each.worker for each in answers.values())["worker-1"] > 0
     trained, over_age = stats.tokens[Fate.TRAINED], stats.tokens[Fate.OVER_AGE]
     assert trained + over_age == sum(each.num_tokens for each in answers.values())
+
+
+@pytest.mark.slow
+def test_answers_that_were_broken_off_are_those_of_an_undisturbed_run(tmp_path):
+    files = weights(tmp_path, 0)  # those that the workers start with: versions change, and no token
+    long = {"max_tokens": 100, "staleness": 50, "token_s": 0.008}
+    undisturbed, *_ = asyncio.run(train(tmp_path, files, None, **long))
+    answers, _, noticed_s, stats, _ = asyncio.run(train(tmp_path, files, 1, **long))
+    assert noticed_s < 2
+    assert answers.keys() == undisturbed.keys()
+    for key, answer in answers.items():
+        np.testing.assert_array_equal(answer.token_ids, undisturbed[key].token_ids)
+        np.testing.assert_array_equal(answer.logprobs, undisturbed[key].logprobs)
+        assert (np.diff(answer.policy_steps) >= 0).all()
+    assert stats.failures.keys() == {"WorkerDied"}
+    total = sum(answer.num_tokens for answer in answers.values())
+    assert stats.tokens[Fate.TRAINED] == stats.generated_tokens == total  # nothing told was made again
+    assert stats.repeated_tokens == 0
+
+
+@pytest.mark.slow
+def test_a_prompt_that_kills_real_workers_is_dropped_and_the_workers_live_on(tmp_path):
+    files = weights(tmp_path, 1)
+    answers, _, _, stats, workers = asyncio.run(train(tmp_path, files, None, crash_token=7, fault_after=5))
+    deadly = {index for index in range(PROMPTS) if 1 + index % 10 == 7}
+    assert {index for index, _ in answers} == set(range(PROMPTS)) - deadly
+    assert sum(stats.dropped.values()) == len(deadly) == 2
+    assert stats.failures.keys() <= {"WorkerDied", "WorkerAbsent"}
+    assert all(each._starts_in_vain < 5 for each in workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["hang_token", "stall_token"])
+def test_a_worker_that_stops_or_forgets_in_the_middle_of_its_answers_costs_time_and_no_answer(
+    tmp_path, fault, monkeypatch
+):
+    monkeypatch.setattr(hosted_process, "STOPPED_S", 1.0)
+    files, limits = weights(tmp_path, 1), {"stall_limit_s": 2.0, "silence_limit_s": 5.0}
+    disturbed = {fault: 7, "fault_after": 5, "once": True, **limits}
+    answers, _, _, stats, _ = asyncio.run(train(tmp_path, files, None, **disturbed))
+    assert sorted(answers) == [(index, member) for index in range(PROMPTS) for member in range(GROUP)]
+    assert not sum(stats.dropped.values())
+    assert stats.failures.keys() <= {"WorkerDied", "WorkerAbsent"}
 
 
 def test_weights_that_are_not_served_end_the_run(tmp_path):

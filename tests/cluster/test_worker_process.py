@@ -7,15 +7,12 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from worker_runs import PROBE_IDS, end_of, request, until, weights, worker
+from worker_runs import PROBE_IDS, end_of, request, run, until, weights, worker
 
-from swift_rlx.backends.progress import joined, sampled_part, shared_tokens
-from swift_rlx.cluster import hosted_process, worker_process
-from swift_rlx.cluster.messages import Progress
+from swift_rlx.cluster import worker_process
 from swift_rlx.errors import (
     BackendRejected,
     BackendTimeout,
@@ -30,21 +27,6 @@ from swift_rlx.testing.fake_engine import FakeEngine
 from swift_rlx.types import FinishReason, PolicyVersion
 
 V1, V2 = PolicyVersion(0, 1), PolicyVersion(0, 2)
-
-
-def run(backend, body):
-    """Start, run the body, close; nothing of the worker may be left."""
-
-    async def main():
-        try:
-            await backend.start()
-            return await asyncio.wait_for(body(), 20)
-        finally:
-            await backend.close()
-
-    result = asyncio.run(main())
-    assert end_of(backend.pid) == ""
-    return result
 
 
 async def serving(one):
@@ -218,82 +200,6 @@ def test_a_worker_does_not_start_workers(tmp_path, monkeypatch):
     assert "was about to start workers" in str(error)
 
 
-@pytest.mark.slow
-def test_a_worker_that_is_stopped_is_noticed_by_its_silence(tmp_path):
-    one = worker(tmp_path, hang_token=5, silence_limit_s=0.8)
-
-    async def body():
-        await asyncio.sleep(1.0)  # longer than the limit: signs of life do come
-        with pytest.raises(WorkerDied, match=r"gave no sign of life for 0\.8 s and was killed"):
-            await asyncio.wait_for(one.generate(request(5)), 4)
-
-    run(one, body)
-
-
-@pytest.mark.slow
-def test_one_that_a_signal_has_stopped_is_noticed_sooner_than_one_that_is_only_silent(tmp_path, monkeypatch):
-    monkeypatch.setattr(hosted_process, "STOPPED_S", 0.8)
-    one = worker(tmp_path, hang_token=5)
-
-    async def body():
-        with pytest.raises(WorkerDied, match=r"was stopped for 0\.8 s and was killed"):
-            await asyncio.wait_for(one.generate(request(5)), 5)
-
-    run(one, body)
-
-
-def test_tokens_are_told_as_they_come_in_one_message_for_all_answers(tmp_path):
-    one, messages = worker(tmp_path, token_s=0.01), []
-
-    async def body():
-        take = one._process._take
-        one._process._take = lambda message: (messages.append(message), take(message))[1]
-        told = [[] for _ in range(3)]
-        asked = [request(1, number, max_tokens=80) for number in range(3)]
-        answers = await asyncio.gather(
-            *(one.generate(each, chunks.append) for each, chunks in zip(asked, told, strict=True))
-        )
-        for answer, chunks in zip(answers, told, strict=True):
-            whole = joined(chunks)
-            assert 0 < whole.num_tokens < answer.num_tokens
-            assert shared_tokens(whole, sampled_part(answer)) == whole.num_tokens
-        reports = [message for message in messages if isinstance(message, Progress)]
-        assert len(reports) == max(len(chunks) for chunks in told)
-        assert len(reports[0].answers) == 3
-
-    run(one, body)
-
-
-def test_what_was_told_before_a_death_goes_on_elsewhere_as_if_nothing_had_happened(tmp_path):
-    one = worker(tmp_path, token_s=0.01, crash_token=3, fault_after=60)
-
-    async def body():
-        told = []
-        with pytest.raises(WorkerDied, match="SIGKILL"):
-            await one.generate(request(3, max_tokens=100), told.append)
-        prefix = joined(told)
-        assert 0 < prefix.num_tokens < 60
-        engine = FakeEngine(replace(one._launch.spec, options={}))
-        answer = await engine.generate(replace(request(3, max_tokens=100), prefix=prefix))
-        undisturbed = await engine.generate(request(3, max_tokens=100))
-        assert shared_tokens(sampled_part(answer), sampled_part(undisturbed)) == 100
-
-    run(one, body)
-
-
-@pytest.mark.slow
-def test_an_engine_that_makes_no_token_of_its_answers_takes_its_worker_with_it(tmp_path):
-    one = worker(tmp_path, token_s=0.02, stall_limit_s=1.0, stall_token=5)
-
-    async def body():
-        await one.generate(request(1, 1, max_tokens=120))  # longer than the limit, and not silent
-        await asyncio.sleep(1.5)  # without a request there is nothing to say
-        with pytest.raises(WorkerDied, match="the engine made no token of 1 answers for 1 s"):
-            await asyncio.wait_for(one.generate(request(5, 2)), 5)
-
-    run(one, body)
-
-
 def test_an_engine_that_is_lost_takes_its_worker_with_it(tmp_path):
     one = worker(tmp_path, lose_token=5, token_s=0.05)
 
@@ -305,17 +211,6 @@ def test_an_engine_that_is_lost_takes_its_worker_with_it(tmp_path):
             WorkerDied, match=r"(?s)the engine's core is gone; the end of its log .*Traceback"
         ):
             await asyncio.wait_for(other, 2)
-
-    run(one, body)
-
-
-@pytest.mark.slow
-def test_an_engine_that_does_not_say_how_it_is_takes_its_worker_with_it(tmp_path):
-    one = worker(tmp_path, token_s=0.05, stall_limit_s=1.0, deaf=True)
-
-    async def body():
-        with pytest.raises(WorkerDied, match="the engine did not say for 1 s how it is"):
-            await asyncio.wait_for(one.generate(request(1, 1, max_tokens=190)), 5)
 
     run(one, body)
 

@@ -77,13 +77,31 @@ def test_a_command_of_the_page_is_accepted(
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_limits_that_the_page_names_are_those_of_the_code(language: str) -> None:
+    from swift_rlx.backends import EngineSpec
     from swift_rlx.backends.vllm_contract import SUPPORTED
-    from swift_rlx.cluster.worker_process import MAX_STARTS_IN_VAIN
+    from swift_rlx.cluster.launch import Launch
+    from swift_rlx.cluster.messages import REPORT_S
+    from swift_rlx.cluster.process_state import STOPPED_S
+    from swift_rlx.cluster.worker_process import LOST_S, MAX_STARTS_IN_VAIN
     from swift_rlx.integration.devices import SHARED_MEMORY_SHARE
+    from swift_rlx.scheduler import RolloutConfig
+    from swift_rlx.scheduler.drops import LEAST_IN_A_ROW
+    from swift_rlx.trainers.pipeline_plan import STALL_S, STALL_SHARE
 
     text = read(language, "pipeline")
     assert f"--vllm_gpu_memory_utilization {SHARED_MEMORY_SHARE}" in text
-    assert MAX_STARTS_IN_VAIN == 5
+    assert (MAX_STARTS_IN_VAIN, LOST_S) == (5, 600.0)
+    config, launch = RolloutConfig(batch_groups=1), Launch("w", EngineSpec("w", "m"), Path("w.log"))
+    assert (STALL_S, STALL_SHARE, launch.stall_limit_s) == (45.0, 0.15, config.first_token_limit_s)
+    for number in (
+        REPORT_S,
+        STOPPED_S,
+        launch.silence_limit_s,
+        STALL_S,
+        config.outage_limit_s,
+        LEAST_IN_A_ROW,
+    ):
+        assert re.search(rf"(?<![\d.]){number:g} ", text), number
     assert SUPPORTED == ((0, 32), (0, 33))
     assert "vLLM 0.32" in text
 

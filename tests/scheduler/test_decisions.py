@@ -16,7 +16,7 @@ from swift_rlx.errors import (
 from swift_rlx.scheduler import IterableSource, PromptFeed, completion_seed, epoch_order
 from swift_rlx.scheduler.groups import GroupBook, GroupState
 from swift_rlx.scheduler.ledger import TokenLedger
-from swift_rlx.scheduler.retry import RetryPolicy
+from swift_rlx.scheduler.retry import RetryBudget, RetryPolicy
 from swift_rlx.scheduler.routing import Load, Router, Worker, WorkerState
 from swift_rlx.scheduler.time_limits import Limits
 from swift_rlx.testing.fake_backend import FakeBackend
@@ -192,6 +192,30 @@ def test_each_attempt_has_twice_the_time():
     policy = RetryPolicy(2, Limits(10.0, 4.0, 3.0, 1.0))
     assert policy.limits_of(1) == Limits(10.0, 4.0, 3.0, 1.0)
     assert policy.limits_of(3) == Limits(40.0, 16.0, 12.0, 1.0)
+
+
+def test_every_slot_may_fail_once_and_be_tried_again_at_once():
+    budget = RetryBudget()
+    for _ in range(64):
+        budget.sent(0.0)
+    assert sum(budget.allows_retry(0.1, slots=64) for _ in range(200)) == 64
+
+
+def test_an_outage_does_not_multiply_the_load():
+    budget, retries = RetryBudget(), 0
+    for tenth in range(1000):  # 100 s in which each of 8 slots fails ten times a second
+        retries += sum(budget.allows_retry(tenth / 10, slots=8) for _ in range(8))
+    assert retries < 8 + 100 * 8 / 10 * 1.2
+
+
+def test_a_worker_that_fails_some_of_many_requests_gets_a_fifth_more():
+    budget, sent, retries = RetryBudget(), 0, 0
+    for second in range(200):
+        for _ in range(100):
+            budget.sent(second)
+            sent += 1
+            retries += budget.allows_retry(second, slots=8)
+    assert 0.17 < retries / sent < 0.22
 
 
 def test_every_token_has_one_fate():

@@ -9,6 +9,7 @@ from scheduler_runs import random_plan, run_and_check
 
 from swift_rlx.scheduler import (
     capacity,
+    drafts,
     generation,
     ledger,
     pickup,
@@ -39,10 +40,12 @@ def run_plans(seeds):
 def test_the_laws_hold_in_random_runs_that_meet_everything_that_can_happen():
     watches = run_plans(range(FAST_RUNS))
     assert sum(watch.untrained_ends for watch in watches) > 10
+    assert sum(watch.continued for watch in watches) > 50
+    assert sum(watch.deaths for watch in watches) > 50
     assert {age for watch in watches for age in watch.ages} == {0, 1, 2, 3, 4}
     assert {number for watch in watches for number in watch.rounds} == {1, 2}
     stats = [watch.stats for watch in watches]
-    for name in ("regenerated", "retries", "failovers"):
+    for name in ("regenerated", "retries", "failovers", "repeated_tokens"):
         assert sum(getattr(one, name) for one in stats) > 5, name
     seen = {fate for one in stats for fate, tokens in one.tokens.items() if tokens}
     assert seen == {Fate.TRAINED, Fate.OVER_AGE, Fate.CUT, Fate.FAILED, Fate.REJECTED}
@@ -182,6 +185,23 @@ def _forget_the_tokens_of_groups_that_were_turned_away(monkeypatch):
     monkeypatch.setattr(ledger.TokenLedger, "settle", forgetful)
 
 
+def _go_on_behind_any_weights(monkeypatch):
+    monkeypatch.setattr(drafts, "usable_tokens", lambda steps, worker, mode: len(steps))
+
+
+def _forget_what_was_told(monkeypatch):
+    monkeypatch.setattr(drafts.DraftBook, "settle", lambda self, job, fate: job.draft.cut(0))
+
+
+def _book_what_was_told_twice(monkeypatch):
+    def twice(self, job, chunk, submit_s):
+        honest(self, job, chunk, submit_s)
+        self._state.ledger.arrived(chunk.num_tokens)
+
+    honest = drafts.DraftBook.told
+    monkeypatch.setattr(drafts.DraftBook, "told", twice)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -201,6 +221,9 @@ def _forget_the_tokens_of_groups_that_were_turned_away(monkeypatch):
         _let_requests_hang,
         _leave_workers_out_for_ever,
         _forget_the_tokens_of_groups_that_were_turned_away,
+        _go_on_behind_any_weights,
+        _forget_what_was_told,
+        _book_what_was_told_twice,
     ],
 )
 def test_a_planted_bug_is_caught(plant, monkeypatch):

@@ -31,7 +31,15 @@ LIVES = 30
 
 def plan_of(seed):
     """A random run without permanent faults, whose undisturbed length is known to no one."""
-    return replace(random_plan(seed), permanent=0.0, illness=None, deaths=(), poison=None)
+    return replace(
+        random_plan(seed),
+        permanent=0.0,
+        illness=None,
+        deaths=(),
+        poison=None,
+        stalls=0.0,
+        failed_publishes=0.0,
+    )
 
 
 def disturbed(seed, plan, **options):

@@ -33,6 +33,7 @@ class WatchedBackend(FakeBackend):
         flying = self._watch.flying
         flying[key] += 1
         assert flying[key] == 1, f"{key} is generated twice at a time"
+        self._watch.continued += request.prefix is not None
         if request.prompt.index == self._watch.plan.poison:
             self._clock.call_later(0.2, self.die)
         try:

@@ -68,3 +68,18 @@ def end_of(pid: int) -> str:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def run(backend, body):
+    """Start, run the body, close; nothing of the worker may be left."""
+
+    async def main():
+        try:
+            await backend.start()
+            return await asyncio.wait_for(body(), 20)
+        finally:
+            await backend.close()
+
+    result = asyncio.run(main())
+    assert end_of(backend.pid) == ""
+    return result

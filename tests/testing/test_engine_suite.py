@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from worker_runs import spec, weights, worker
 
-from swift_rlx.backends import Capabilities, Health
+from swift_rlx.backends import Capabilities, Health, unwatched
+from swift_rlx.backends.progress import sampled_part
 from swift_rlx.errors import BackendRejected, ConfigError
 from swift_rlx.testing import EngineCase, check_engine
 from swift_rlx.testing.fake_engine import FakeEngine
@@ -173,6 +174,46 @@ class Immortal(FakeEngine):
         pass
 
 
+class TellsTheEnd(FakeEngine):
+    async def generate(self, request, on_progress=unwatched):
+        answer = await super().generate(request)
+        on_progress(sampled_part(answer))
+        return answer
+
+
+class TellsOtherTokens(FakeEngine):
+    async def generate(self, request, on_progress=unwatched):
+        def other(chunk):
+            on_progress(replace(chunk, token_ids=chunk.token_ids + 1))
+
+        return await super().generate(request, other)
+
+
+class TellsTwice(FakeEngine):
+    async def generate(self, request, on_progress=unwatched):
+        def twice(chunk):
+            on_progress(chunk)
+            on_progress(chunk)
+
+        return await super().generate(request, twice)
+
+
+class CountsAnew(FakeEngine):
+    """Makes `max_tokens` tokens behind a prefix."""
+
+    async def generate(self, request, *watch):
+        kept = 0 if request.prefix is None else request.prefix.num_tokens
+        sampling = replace(request.sampling, max_tokens=request.sampling.max_tokens + kept)
+        return await super().generate(replace(request, sampling=sampling), *watch)
+
+
+class AnswersTheRest(Altered):
+    def change(self, request, completion):
+        kept = 0 if request.prefix is None else request.prefix.num_tokens
+        names = ("token_ids", "logprobs", "policy_steps")
+        return replace(completion, **{name: getattr(completion, name)[kept:] for name in names})
+
+
 PLANTED = [
     (WrongVersion, "answers_are_complete_records: health says that 0.99 is served, not 0.0"),
     (OneSeed, "a_seed_gives_the_same_answer_again_and_another_seed_another: 6 seeds gave one and the same"),
@@ -187,6 +228,14 @@ PLANTED = [
     (Lenient, "a_bad_request_is_rejected_and_harms_nobody_else: an empty prompt gave 'an answer'"),
     (Brittle, "a_bad_request_is_rejected_and_harms_nobody_else: beside bad requests a good one gave"),
     (Stubborn, "a_request_that_nobody_waits_for_any_more_ends: raised BackendRejected"),
+    (
+        TellsTheEnd,
+        "what_is_told_is_the_beginning_of_the_answer: 56 tokens were told of an answer of 56, its last",
+    ),
+    (TellsOtherTokens, "what was told is not the beginning of the answer, but only its first 0 tokens"),
+    (TellsTwice, "what_is_told_is_the_beginning_of_the_answer: chunks begin at [0, 0, 1, 1, 2, 2"),
+    (CountsAnew, "an_answer_goes_on_behind_a_prefix_or_begins_anew: behind 1 tokens the answer is"),
+    (AnswersTheRest, "an_answer_goes_on_behind_a_prefix_or_begins_anew: behind 4 tokens the answer is"),
     (Immortal, "closing_twice_is_once: a request after it is answered"),
 ]
 PLANTED_IN_WEIGHTS = [
