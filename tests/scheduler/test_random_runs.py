@@ -236,7 +236,7 @@ def test_a_planted_bug_is_caught(plant, monkeypatch):
 def test_only_in_admission_order_the_latencies_do_not_change_what_trains_when(order):
     sequences = []
     for latency_seed in (1, 2):
-        plan = random_plan(7)
+        plan = random_plan(1)
         config = replace(
             plan.config, train_order=order, max_staleness=3, steps_per_batch=1, batches_per_step=1
         )
