@@ -37,6 +37,8 @@ class Publisher:
         self._cut = cut
         self._on_failure = on_failure
         self._idle = {worker.name: asyncio.Event() for worker in router.workers}
+        self.applying: PolicyVersion | None = None
+        """What is being published."""
 
     def released(self, worker: Worker) -> None:
         """A slot of the worker was given back."""
@@ -45,8 +47,12 @@ class Publisher:
 
     async def publish(self, version: PolicyVersion, payload: object) -> None:
         """Return when every worker that is not ejected serves `version`."""
-        while workers := self._lagging(version):  # one may be readmitted meanwhile, with older weights
-            await asyncio.gather(*(self._publish_to(worker, version, payload) for worker in workers))
+        self.applying = version
+        try:
+            while workers := self._lagging(version):  # one may be readmitted meanwhile, with older weights
+                await asyncio.gather(*(self._publish_to(worker, version, payload) for worker in workers))
+        finally:
+            self.applying = None
 
     def _lagging(self, version: PolicyVersion) -> list[Worker]:
         return [
