@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from swift_rlx.monitors import Monitor, WatchedBackend
 from swift_rlx.scheduler import RolloutConfig
 from swift_rlx.scheduler.resume import PromptOf, RolloutState
 from swift_rlx.scheduler.threaded import RolloutThread
+from swift_rlx.trainers.drop_limit import BATCHES, DropLimit
 from swift_rlx.trainers.epoch_order import EpochPrompts
 from swift_rlx.trainers.group_scoring import GroupScorer
 from swift_rlx.trainers.rollout_rows import PickedBatch, rows_of_batch
-from swift_rlx.types import PolicyVersion, TrainBatch
+from swift_rlx.types import Completion, PolicyVersion, Prompt, Score, TrainBatch
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class RolloutPipeline:
         self._first = first
         self._wrap = wrap
         self._monitor = monitor
+        self._drops = DropLimit(BATCHES * plan.config.batch_groups, plan.config.min_members)
         self._open = ExitStack()
         self._open.enter_context(scorer.watching())
         self._open.callback(scorer.close)
@@ -72,9 +75,10 @@ class RolloutPipeline:
             plan.config,
             self._make_backends,
             prompts,
-            scorer,
+            self._score,
             version=plan.version,
             payload=first,
+            on_end=self._drops.ended,
             state=state,
             prompt_of=prompt_of,
         )
@@ -107,6 +111,19 @@ class RolloutPipeline:
         watched = (WatchedBackend(worker, self._monitor, time.monotonic) for worker in self.workers)
         return [self._wrap(backend) for backend in watched]
 
+    async def _score(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Score]:
+        scores = await self._scorer(prompt, completions)
+        self._drops.scored(scores)
+        return scores
+
+    def take_failures(self) -> Counter[str]:
+        """Rows that rewards failed on since the last call, by their names."""
+        return self._scorer.take_failures()
+
+    def refresh(self) -> int:
+        """Have what is ready and older than the trainer's weights generated again; returns how many groups."""
+        return self.thread.refresh()
+
     def pick_up(self) -> tuple[TrainBatch, PickedBatch]:
         """The next batch, and as the ranks get it; waits for it. Raises what the pipeline failed with."""
         batch = self.thread.next_batch()
@@ -121,7 +138,7 @@ class RolloutPipeline:
     def publish(self, files: WeightFiles) -> PolicyVersion:
         """Offer the weights after one more optimizer step; returns at once."""
         version = self.thread.publish(files, steps=1)
-        self.weights.retire(self.thread.live)
+        self.weights.retire(self.thread.weights_in_use())
         return version
 
     def close(self) -> None:
