@@ -17,7 +17,7 @@ def test_what_the_user_asked_for_in_vain_ends_the_run_at_once():
     asked = Counter()
 
     class Refusing(FakeBackend):
-        async def generate(self, request):
+        async def generate(self, request, on_progress=None):
             asked[request.prompt.index] += 1
             raise ConfigError("the scheduler returns 3 rows; use one that returns one")
 

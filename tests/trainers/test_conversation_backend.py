@@ -48,7 +48,7 @@ class Worker:
         self.waits = False
         self.error = error
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, on_progress: Any = None) -> Completion:
         self.turns += 1
         self.begun.set()
         if self.waits:
