@@ -60,6 +60,7 @@ CATCHES_EVERYTHING = {
     "swift_rlx/backends/transformers_engine.py": "a model and its files raise what they like",
     "swift_rlx/cluster/host.py": "an engine raises what it likes",
     "swift_rlx/scheduler/loop_thread.py": "what ends the thread is raised in the caller's",
+    "swift_rlx/trainers/reward_calls.py": "what ends a call is raised where it is awaited",
     "swift_rlx/testing/engine_suite.py": "an engine under test raises what it likes",
     "swift_rlx/testing/reward_suite.py": "a reward under test raises what it likes",
     "swift_rlx/cli/probe.py": "a package that fails to import is a line of the doctor's report",

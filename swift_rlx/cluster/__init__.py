@@ -1,6 +1,6 @@
 """Rollout workers in processes of their own on this machine, and the weights that they are given.
 
-    directory = WeightDirectory(needed_bytes=2 * model_bytes)
+    directory = WeightDirectory(version_bytes=model_bytes)
     workers = [
         WorkerProcess(EngineSpec("transformers", model), name=f"worker-{i}", run_directory=output / "rlx")
         for i in range(2)
@@ -12,7 +12,7 @@
             with directory.new(version, WeightKind.FULL) as folder:
                 save_weights(folder)
             scheduler.publish(WeightFiles(WeightKind.FULL, str(directory.path(version)), probe))
-            directory.retire(live_version)
+            directory.retire(scheduler.weights_in_use)
     directory.remove()
 
 Whatever ends the trainer, no process and nothing in shared memory is left behind (`guardian.py`).

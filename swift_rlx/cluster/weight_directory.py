@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from swift_rlx.backends import WeightKind
@@ -21,8 +21,10 @@ from swift_rlx.errors import ConfigError
 from swift_rlx.types import PolicyVersion
 
 SHARED_MEMORY = Path("/dev/shm")
-KEPT = {WeightKind.FULL: 2, WeightKind.ADAPTER: 4}
-"""How many of the newest versions are kept; of adapters more, since an answer may finish on an older one."""
+KEPT_ADAPTERS = 4
+"""So many of the newest adapters are kept, since an answer may finish on an older one."""
+COPIES = {WeightKind.FULL: 4, WeightKind.ADAPTER: KEPT_ADAPTERS + 3}
+"""So many versions may lie there at a time: live, being applied, offered after that, and being written."""
 _PREFIX = "swift-rlx"
 _LOCK = "lock"
 _logger = logging.getLogger("swift_rlx")
@@ -31,23 +33,25 @@ _logger = logging.getLogger("swift_rlx")
 class WeightDirectory:
     """A new directory of this run, readable by this user only, removed by `remove` or after the end of the process.
 
-    `parent`: where it is made if shared memory has less than `needed_bytes` free (give those of two versions); `notice`
-    is then called with a sentence. `shared_memory`: for tests. What ended runs of this user left is removed. Raises
-    `ConfigError` where shared memory is too small and no `parent` is named, or the parent is too small as well.
+    `version_bytes`: of a version of this `kind`. `parent`: where it is made if shared memory has no room for the
+    versions that may lie there at a time; `notice` is then called with a sentence. `shared_memory`: for tests. What
+    ended runs of this user left is removed. Raises `ConfigError` where shared memory is too small and no `parent` is
+    named, or the parent is too small as well.
     """
 
     def __init__(
         self,
         parent: Path | None = None,
         *,
-        needed_bytes: int = 0,
+        version_bytes: int = 0,
+        kind: WeightKind = WeightKind.FULL,
         notice: Callable[[str], None] = _logger.warning,
         shared_memory: Path = SHARED_MEMORY,
     ) -> None:
         for folder in (shared_memory, parent):
             if folder is not None:
                 _remove_stale(folder)
-        chosen = _choose(parent, needed_bytes, notice, shared_memory)
+        chosen = _choose(parent, COPIES[kind], version_bytes, notice, shared_memory)
         self.root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getuid()}-{os.getpid()}-", dir=chosen))
         self._kinds: dict[PolicyVersion, WeightKind] = {}
         self._lock = os.open(self.root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -83,17 +87,13 @@ class WeightDirectory:
         """What is there, oldest first."""
         return tuple(sorted(self._kinds))
 
-    def retire(self, live: PolicyVersion) -> None:
-        """Delete what nobody needs any more now that `live` is on the workers.
-
-        Kept are `live`, everything newer, and as many of the newest of each kind as `KEPT` says.
-        """
-        for kind, kept in KEPT.items():
-            versions = [version for version in self.versions if self._kinds[version] is kind]
-            for version in versions[:-kept]:
-                if version < live:
-                    shutil.rmtree(self.path(version), ignore_errors=True)
-                    del self._kinds[version]
+    def retire(self, needed: Collection[PolicyVersion]) -> None:
+        """Delete all versions but those `needed` (see `RolloutScheduler.weights_in_use`) and the newest adapters."""
+        adapters = [version for version in self.versions if self._kinds[version] is WeightKind.ADAPTER]
+        kept = {*needed, *adapters[-KEPT_ADAPTERS:]}
+        for version in set(self._kinds) - kept:
+            shutil.rmtree(self.path(version), ignore_errors=True)
+            del self._kinds[version]
 
     def remove(self) -> None:
         """Delete everything. May be called twice."""
@@ -106,12 +106,15 @@ class WeightDirectory:
 
 
 def _choose(
-    parent: Path | None, needed_bytes: int, notice: Callable[[str], None], shared_memory: Path
+    parent: Path | None, copies: int, version_bytes: int, notice: Callable[[str], None], shared_memory: Path
 ) -> Path:
-    free = _free_bytes(shared_memory)
+    free, needed_bytes = _free_bytes(shared_memory), copies * version_bytes
     if free >= needed_bytes:
         return shared_memory
-    need = f"weights of two versions need {_mib(needed_bytes)}, and {shared_memory} has {_mib(free)} free"
+    need = (
+        f"{copies} versions of the weights, which may lie there at a time, need {_mib(needed_bytes)}, and"
+        f" {shared_memory} has {_mib(free)} free"
+    )
     if parent is None:
         raise ConfigError(
             f"{need}; enlarge it (docker run --shm-size, or mount -o remount,size=...) or name a directory for them"

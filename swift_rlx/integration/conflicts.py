@@ -181,6 +181,26 @@ def _check_generations(args: Any, algorithm: Algorithm) -> None:
             f"a generation batch of {steps} micro-batches and --gradient_accumulation_steps {accumulation} do not fit"
             " together: an optimizer step would end inside a micro-batch group; make one a multiple of the other"
         )
+    check_reuse(args)
+
+
+def check_reuse(args: Any) -> None:
+    """Refuse generation batches of the pipeline of which an optimizer step would train a part.
+
+    Its arithmetic of places and pick-ups is in whole steps.
+    """
+    if not (args.async_rollout and args.max_staleness):
+        return
+    accumulation = args.gradient_accumulation_steps or 1
+    per_step = args.per_device_train_batch_size * get_dist_setting()[2]
+    batch = args.generation_batch_size or per_step * accumulation
+    trained = (args.steps_per_generation or max(1, batch // per_step)) * args.num_iterations
+    if max(trained, accumulation) % min(trained, accumulation):
+        raise ConfigError(
+            f"--num_iterations {args.num_iterations} trains a generation batch in {trained} micro-batches, which do not"
+            f" fit --gradient_accumulation_steps {accumulation} with the asynchronous pipeline: an optimizer step would"
+            " train parts of two batches; make one a multiple of the other, or use --async_rollout false"
+        )
 
 
 def _check_data_files(args: Any) -> None:

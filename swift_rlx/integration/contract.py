@@ -109,6 +109,7 @@ CONTRACT = (
     Clause("swift.rl_core.data.OnPolicySample", "apply_rollout_output", ("self", "rollout_output")),
     Clause("swift.dataset.RowPreprocessor", "rows_to_batched", ("rows",)),
     Clause("swift.template.Template", "decode_generate_ids", ("self", "generate_ids")),
+    Clause("swift.rollout.multi_turn.GYMScheduler", "_close_and_remove", ("self", "uuid")),
     Clause("swift.rollout.multi_turn.MultiTurnScheduler", "run", ("self", "infer_request", "request_config")),
     Clause(_GRPO, "_save_checkpoint", ("self",)),
     Clause(_GRPO, "_load_rng_state", ("self",)),

@@ -12,6 +12,8 @@ from swift_rlx.integration.rollout_fields import device_ids, visible_devices
 
 logger = get_logger()
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_chosen: dict[str, str | None] = {}
+"""What the variable was set to, and before that was `given`."""
 
 
 def this_machine(use_cpu: bool) -> Machine:
@@ -36,13 +38,24 @@ def settle_devices(args: Any) -> None:
     """Give the workers their accelerators, and take them out of this process's sight.
 
     Left visible, ms-swift would spread the model over them. Nothing is changed in the web page's process, which
-    builds arguments for others, nor once CUDA is in use.
+    builds arguments for others, nor once CUDA is in use. Arguments that are built again find what the user had set.
     """
+    if not torch.cuda.is_initialized():
+        _take_back_choice()
     machine = this_machine(args.use_cpu)
     workers = worker_devices(args, machine)
     args.rlx_worker_devices = [list(ids) for ids in workers]
     if not machine.accelerators or "swift.ui" in sys.modules or torch.cuda.is_initialized():
         return
     training = training_devices(machine, device_ids(args.rollout_devices), workers)
+    _chosen.update(given=os.environ.get(VISIBLE), ours=",".join(training))
     os.environ[VISIBLE] = ",".join(training)
     logger.info(f"training on accelerator {os.environ[VISIBLE]}, rollout workers on {workers}")
+
+
+def _take_back_choice() -> None:
+    if _chosen and os.environ.get(VISIBLE) == _chosen["ours"]:
+        os.environ.pop(VISIBLE)
+        if _chosen["given"] is not None:
+            os.environ[VISIBLE] = _chosen["given"]
+    _chosen.clear()

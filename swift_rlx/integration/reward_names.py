@@ -18,12 +18,14 @@ from swift_rlx.rewards import (
     AsyncCheckedReward,
     CheckedReward,
     OnError,
+    RewardSpec,
     callable_name,
     checked_reward,
     describe_reward,
 )
 
 NEEDS_MATH_VERIFY = ("accuracy", "cosine")
+MS_SWIFT = "ms-swift"
 Checked = CheckedReward | AsyncCheckedReward
 
 
@@ -88,6 +90,11 @@ def build_rewards(rewards: list[Any], args: Any) -> list[Checked]:
     return built
 
 
+def sets_alarm(spec: RewardSpec) -> bool:
+    """Whether it is one of ms-swift's that limit their time by a signal, which works in the main thread only."""
+    return spec.name in NEEDS_MATH_VERIFY and spec.provider.name == MS_SWIFT
+
+
 def _find(name: str) -> tuple[Any, Provider]:
     """The reward behind a name and who offers it: ms-swift's table, a plugin file that wrote into it, or ours."""
     from swift.rewards import orms
@@ -97,9 +104,7 @@ def _find(name: str) -> tuple[Any, Provider]:
         return _from_registry(name, own), REWARDS.providers(name)[0]
     module = getattr(own[name], "__module__", type(own[name]).__module__)
     owner = (
-        Provider("ms-swift", version("ms-swift"))
-        if module.startswith("swift.")
-        else Provider(f"module {module}")
+        Provider(MS_SWIFT, version(MS_SWIFT)) if module.startswith("swift.") else Provider(f"module {module}")
     )
     rivals = REWARDS.providers(name)
     if rivals:

@@ -7,7 +7,7 @@ from swift.rlhf_trainers.arguments import GRPOConfig
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import resolve
-from swift_rlx.integration.conflicts import REFUSALS, check_training_conflicts
+from swift_rlx.integration.conflicts import REFUSALS, check_reuse, check_training_conflicts
 from swift_rlx.integration.contract import require
 from swift_rlx.integration.engine_options import defaults_of, engine_options, refuse_replaced
 from swift_rlx.integration.fields import FIELD_DEFAULTS, RLXFields, adopt
@@ -63,9 +63,19 @@ class RLXConfig(RLXFields, GRPOConfig):
         self.rlx_engine_options = engine_options(self, defaults_of(GRPOConfig))
 
     def change_rollout(self, **fields: Any) -> None:
-        """Change fields of the pipeline before it starts. Raises ConfigError as `--async_rollout` and its flags do."""
-        for name, value in fields.items():
-            setattr(self, name, value)
-        self.rlx_worker_devices = None
-        resolve_rollout(self, FIELD_DEFAULTS)
-        self._take_engine_options()
+        """Change fields of the pipeline before it starts. Raises ConfigError as `--async_rollout` and its flags do.
+
+        After an error all fields are as they were.
+        """
+        before = dict(self.__dict__)
+        try:
+            for name, value in fields.items():
+                setattr(self, name, value)
+            self.rlx_worker_devices = None
+            resolve_rollout(self, FIELD_DEFAULTS)
+            check_reuse(self)
+            self._take_engine_options()
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise

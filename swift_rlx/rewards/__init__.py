@@ -4,11 +4,13 @@
 - spec: describe_reward gives a Reward with its RewardSpec: how it wants to be called
 - checked: checked_reward gives the CheckedReward that the trainer calls (batch, values: its arguments and
   results)
+- alarm_watch: AlarmWatch, rewards that can only be called in the main thread
 - on_error: OnError, what a failing row gets
 - columns: missing_columns, reserved_columns, the data set against the rewards
 - combine: combine_rewards, several sources into one reward
 """
 
+from swift_rlx.rewards.alarm_watch import AlarmRefused, AlarmWatch
 from swift_rlx.rewards.checked import AsyncCheckedReward, CheckedReward, RewardCounters, checked_reward
 from swift_rlx.rewards.columns import ReservedColumns, missing_columns, reserved_columns
 from swift_rlx.rewards.combine import Combined, combine_rewards
@@ -18,6 +20,8 @@ from swift_rlx.rewards.spec import Reward, RewardSpec, Scope, callable_name, des
 
 __all__ = [
     "REWARDS",
+    "AlarmRefused",
+    "AlarmWatch",
     "AsyncCheckedReward",
     "CheckedReward",
     "Combined",

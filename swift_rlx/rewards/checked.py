@@ -4,15 +4,18 @@ Invariants
 - The result has one entry per completion: a float that is finite in float32, or None for an unscored row.
 - A wrong length or type is the reward's programming error and always raised. An exception or a value that is
   not finite follows the policy (`OnError`).
-- Synchronous rewards run on the calling thread, one call after the other: verifiers that set SIGALRM work.
-- KeyboardInterrupt, SystemExit and a cancelled task pass through.
+- Synchronous rewards run on the calling thread, so that verifiers that set SIGALRM work, and one call after the other:
+  a call from another thread waits.
+- KeyboardInterrupt, SystemExit, a cancelled task and a refused alarm pass through.
 """
 
 import asyncio
 import logging
+import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import torch
 
 from swift_rlx.errors import RewardError
 from swift_rlx.registry import one_line
+from swift_rlx.rewards.alarm_watch import AlarmRefused
 from swift_rlx.rewards.batch import Call, RewardBatch
 from swift_rlx.rewards.on_error import RAISE, OnError
 from swift_rlx.rewards.spec import Reward, RewardSpec
@@ -30,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 _LARGEST = torch.finfo(torch.float32).max  # ms-swift keeps rewards in float32
 _HERE = Path(__file__).parent
-_PASS_THROUGH = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
+_PASS_THROUGH = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, AlarmRefused)
+_LOOK_S = 0.5
+"""How often a waiting call looks whether the one before it was left behind."""
 
 
 @dataclass
@@ -47,6 +53,11 @@ class RewardCounters:
     failures: Counter[str] = field(default_factory=Counter)
     non_finite: int = 0
     none: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Rows that got no number of the reward's own."""
+        return sum(self.failures.values()) + self.non_finite
 
 
 @dataclass(frozen=True)
@@ -79,11 +90,11 @@ class _Scoring:
         taken, self.counters = self.counters, RewardCounters()
         return taken
 
-    def _plan(self, completions: Sequence[Any], columns: dict[str, Any]) -> _Plan:
+    def _plan(self, completions: Sequence[Any], columns: dict[str, Any], counters: RewardCounters) -> _Plan:
         batch = RewardBatch(self.spec, completions, columns)
         rows = range(len(batch))
-        self.counters.calls += 1
-        self.counters.rows += len(rows)
+        counters.calls += 1
+        counters.rows += len(rows)
         if not rows:
             return []
         if self.spec.per_completion:
@@ -99,8 +110,8 @@ class _Scoring:
             else:
                 attempts = yield [batch.slice_of(row) for row in rows]
                 attempts = self._blame_rows(batch, attempts, whole.error)
-        scores = [self._score(batch, row, attempt) for row, attempt in enumerate(attempts)]
-        self.counters.none += scores.count(None)
+        scores = [self._score(batch, row, attempt, counters) for row, attempt in enumerate(attempts)]
+        counters.none += scores.count(None)
         return scores
 
     def _blame_the_batch(self, batch: RewardBatch, error: BaseException) -> list[_Attempt]:
@@ -121,9 +132,11 @@ class _Scoring:
         except NotAReward as refusal:
             raise RewardError(f"{self.spec.label} {refusal}") from None
 
-    def _score(self, batch: RewardBatch, row: int, attempt: _Attempt) -> float | None:
+    def _score(
+        self, batch: RewardBatch, row: int, attempt: _Attempt, counters: RewardCounters
+    ) -> float | None:
         if attempt.error is not None:
-            self.counters.failures[type(attempt.error).__name__] += 1
+            counters.failures[type(attempt.error).__name__] += 1
             return self._failed(batch, row, _told(attempt.error), _cause(attempt.error), attempt.error)
         try:
             value = number(attempt.returned)
@@ -131,7 +144,7 @@ class _Scoring:
             raise RewardError(f"{self.spec.label} {refusal}, on {batch.describe(row)}") from None
         if value is None or abs(value) <= _LARGEST:  # false for NaN
             return value
-        self.counters.non_finite += 1
+        counters.non_finite += 1
         return self._failed(batch, row, f"returned {value}", ("not finite",), None)
 
     def _failed(
@@ -152,6 +165,33 @@ class _Scoring:
         return self.on_error.value
 
 
+class _Turn:
+    """One call of a reward at a time: the user's state is not made for several threads.
+
+    Of a copy, pickled or not, the state is another, and so is the turn.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Turn, ()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Waits for the call in progress, unless that is left."""
+        while not (lock := self._lock).acquire(timeout=_LOOK_S):
+            pass  # another lock may have taken its place
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def leave(self) -> None:
+        """The next call does not wait for the one in progress."""
+        self._lock = threading.RLock()
+
+
 class CheckedReward(_Scoring):
     """A synchronous reward; see the module. Raises RewardError.
 
@@ -159,19 +199,34 @@ class CheckedReward(_Scoring):
     for some multimodal and agent templates a list of content parts.
     """
 
+    def __init__(self, reward: Reward, on_error: OnError = RAISE) -> None:
+        super().__init__(reward, on_error)
+        self._turn = _Turn()
+
     def __call__(self, completions: Sequence[Any], /, **columns: Any) -> list[float | None]:
-        plan = self._plan(completions, columns)
-        attempts: Any = None
-        while True:
-            try:
-                calls = plan.send(attempts)
-            except StopIteration as finished:
-                return finished.value  # type: ignore[no-any-return]
-            attempts = []
-            for call in calls:
-                attempts.append(self._attempt(call))
-                if attempts[-1].error is not None and self.on_error.raises:
-                    break
+        return self.score(completions, columns, self.counters)
+
+    def score(
+        self, completions: Sequence[Any], columns: dict[str, Any], counters: RewardCounters
+    ) -> list[float | None]:
+        """As a call, but counted in `counters`."""
+        with self._turn.taken():
+            plan = self._plan(completions, columns, counters)
+            attempts: Any = None
+            while True:
+                try:
+                    calls = plan.send(attempts)
+                except StopIteration as finished:
+                    return finished.value  # type: ignore[no-any-return]
+                attempts = []
+                for call in calls:
+                    attempts.append(self._attempt(call))
+                    if attempts[-1].error is not None and self.on_error.raises:
+                        break
+
+    def leave_behind(self) -> None:
+        """The call in progress hangs: calls that follow do not wait for its end."""
+        self._turn.leave()
 
     def _attempt(self, call: Call) -> _Attempt:
         try:
@@ -189,7 +244,13 @@ class AsyncCheckedReward(_Scoring):
     """
 
     async def __call__(self, completions: Sequence[Any], /, **columns: Any) -> list[float | None]:
-        plan = self._plan(completions, columns)
+        return await self.score(completions, columns, self.counters)
+
+    async def score(
+        self, completions: Sequence[Any], columns: dict[str, Any], counters: RewardCounters
+    ) -> list[float | None]:
+        """As a call, but counted in `counters`."""
+        plan = self._plan(completions, columns, counters)
         attempts: Any = None
         while True:
             try:

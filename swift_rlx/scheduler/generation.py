@@ -268,7 +268,8 @@ class Generation:
         if not group.has_ended_generating:
             return
         if group.is_hopeless:
-            state.drop(group, group.record(), DropReason.TOO_FEW_ANSWERS)
+            first_failure = next(iter(group.failed.values()))
+            state.drop(group, group.record(), DropReason.TOO_FEW_ANSWERS, first_failure)
             return
         state.book.scoring(group)
         state.to_score.append(group)

@@ -13,7 +13,7 @@ from swift_rlx.errors import SchedulingError
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupState
-from swift_rlx.scheduler.ready import hand_over
+from swift_rlx.scheduler.ready import ReadyGroup, hand_over
 from swift_rlx.scheduler.state import RunState
 from swift_rlx.types import Fate, TrainBatch, TrainGroup
 
@@ -28,7 +28,7 @@ class PickUp:
     def try_pick(self, waited_s: float, waited: bool) -> TrainBatch | None:
         """A batch for the trainer's current step, or None while it has to wait. Smaller at the end only."""
         state, step = self._state, self._state.version.step
-        self._send_back_expired(step)
+        self._send_back(state.ready.take_expired(step))
         count = state.config.batch_groups
         if state.has_admitted_all and state.book.oldest_not_ready() is None:
             count = min(count, len(state.ready))
@@ -53,9 +53,15 @@ class PickUp:
         """Whether nothing is left that could ever train."""
         return self._state.has_admitted_all and not len(self._state.book)
 
-    def _send_back_expired(self, step: int) -> None:
+    def refresh(self) -> int:
+        """Have ready groups with a token older than the trainer's weights generated again; returns how many."""
+        older = self._state.ready.take_older(self._state.version.step)
+        self._send_back(older)
+        return len(older)
+
+    def _send_back(self, groups: list[ReadyGroup]) -> None:
         state = self._state
-        for ready in state.ready.take_expired(step):
+        for ready in groups:
             tokens = sum(member.completion.num_sampled for member in ready.group.members)
             state.ledger.settle(Fate.OVER_AGE, tokens)
             state.on_end(GroupEnd(ready.group, GroupOutcome.OVER_AGE))

@@ -38,6 +38,8 @@ class Publisher:
         self._on_failure = on_failure
         self._settled = {worker.name: asyncio.Event() for worker in router.workers}
         router.on_eject = lambda worker: self._settled[worker.name].set()
+        self.applying: PolicyVersion | None = None
+        """What is being published."""
 
     def released(self, worker: Worker) -> None:
         """A slot of the worker was given back."""
@@ -46,8 +48,12 @@ class Publisher:
 
     async def publish(self, version: PolicyVersion, payload: object) -> None:
         """Return when every worker that is not ejected serves `version`; that may be none."""
-        while workers := self._lagging(version):  # one may be readmitted meanwhile, with older weights
-            await asyncio.gather(*(self._publish_to(worker, version, payload) for worker in workers))
+        self.applying = version
+        try:
+            while workers := self._lagging(version):  # one may be readmitted meanwhile, with older weights
+                await asyncio.gather(*(self._publish_to(worker, version, payload) for worker in workers))
+        finally:
+            self.applying = None
 
     def _lagging(self, version: PolicyVersion) -> list[Worker]:
         return [

@@ -100,6 +100,11 @@ class ReadyBuffer:
         expired = [ready for ready in self._groups.values() if ready.deadline < step]
         return [self._groups.pop(ready.group.order) for ready in expired]
 
+    def take_older(self, step: int) -> list[ReadyGroup]:
+        """Remove and return the groups with a token made before `step`."""
+        older = [ready for ready in self._groups.values() if ready.losing(0, step)]
+        return [self._groups.pop(ready.group.order) for ready in older]
+
     def available(self, oldest_open: int | None) -> int:
         """How many groups may be picked; `oldest_open`: lowest number of a group that is not ready."""
         if self._config.train_order is TrainOrder.COMPLETION or oldest_open is None:

@@ -1,4 +1,7 @@
-"""One attempt at one request. Every attempt ends: with an answer or with a `BackendError`."""
+"""One attempt at one request. Every attempt ends: with an answer or with a `BackendError`.
+
+Or with a `ConfigError`, which ends the run: what the user asked for cannot be done by any worker.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, TypeVar
 
 from swift_rlx.backends.base import Backend, GenerationRequest
 from swift_rlx.backends.progress import Draft, OnProgress
-from swift_rlx.errors import BackendError, BackendTimeout, BackendUnavailable
+from swift_rlx.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
 from swift_rlx.scheduler.groups import OpenGroup
 from swift_rlx.scheduler.inflight import Mark
 from swift_rlx.scheduler.routing import Load
@@ -69,13 +72,14 @@ async def attempt(
 ) -> Completion:
     """The answer of one attempt, within a limit that was started; one that it ended in time is ABORT and no error.
 
-    Raises `BackendTimeout` where it did not end in the grace, and what else the backend raises as a `BackendError`.
+    Raises `BackendTimeout` where it did not end in the grace, and what else the backend raises as a `BackendError` or
+    `ConfigError`.
     """
     try:
         completion = await backend.generate(request, on_progress)
         limit.told(is_away=False)
         return completion
-    except BackendError:
+    except (BackendError, ConfigError):
         raise
     except asyncio.CancelledError:
         if limit.reason is not None:

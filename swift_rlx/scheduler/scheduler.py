@@ -227,6 +227,16 @@ class RolloutScheduler:
         return self._state.live
 
     @property
+    def weights_in_use(self) -> frozenset[PolicyVersion]:
+        """Versions whose payload is still needed: live, being applied, and the newest, which comes next."""
+        versions = (self._state.live, self._publisher.applying, self._state.version)
+        return frozenset(version for version in versions if version is not None)
+
+    def refresh(self) -> int:
+        """Have ready groups with a token older than the trainer's weights generated again; returns how many."""
+        return self._pickup.refresh()
+
+    @property
     def ledger(self) -> TokenLedger:
         """Every generated token by fate."""
         return self._state.ledger

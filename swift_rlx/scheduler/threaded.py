@@ -123,6 +123,22 @@ class RolloutThread:
         """As `RolloutScheduler.live`."""
         return self._running().live
 
+    def weights_in_use(self) -> frozenset[PolicyVersion]:
+        """As `RolloutScheduler.weights_in_use`."""
+
+        async def in_use() -> frozenset[PolicyVersion]:
+            return self._running().weights_in_use
+
+        return self._thread.call(in_use())
+
+    def refresh(self) -> int:
+        """As `RolloutScheduler.refresh`."""
+
+        async def refresh() -> int:
+            return self._running().refresh()
+
+        return self._thread.call(refresh())
+
     def statistics(self) -> Statistics:
         """The counters now, or those of the end."""
         if self._thread.is_ended:

@@ -10,20 +10,28 @@ from transformers import TrainerCallback
 
 from swift_rlx.backends import WeightFiles
 from swift_rlx.errors import ConfigError
+from swift_rlx.integration.rollout_fields import ONLY_ASYNC
 from swift_rlx.scheduler.resume import RolloutState
 from swift_rlx.scheduler.state_file import load_state, save_state
 from swift_rlx.trainers.prompt_encoding import PromptEncoder, barred_tokens
 from swift_rlx.trainers.rank_link import RankLink
 from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch
-from swift_rlx.trainers.row_alignment import AlignedRows, align
+from swift_rlx.trainers.row_alignment import AlignedRows, AlignmentWatch, align
 from swift_rlx.trainers.sampled_tokens import keep_sampled_only
 from swift_rlx.trainers.weight_export import WeightExporter
 from swift_rlx.types import PolicyVersion
 
 if TYPE_CHECKING:
+    from swift_rlx.cluster import WeightDirectory
     from swift_rlx.trainers.pipeline import RolloutPipeline
 
 logger = get_logger()
+ROLLOUT_FIELDS = tuple(
+    name
+    for name in ONLY_ASYNC
+    if name not in ("rollout_backend", "rollout_workers", "rollout_max_inflight", "rollout_devices")
+)
+"""What `enable_async_rollout` takes under the names of the flags."""
 ROLLOUT_FOLDER = "rollout"
 """Beside state.json in a checkpoint: answers that wait for their training, and prompts that are generated again."""
 
@@ -48,6 +56,8 @@ class AsyncRolloutMixin:
     """On rank 0, while it runs."""
     rollout_state: RolloutState | None = None
     """What an earlier start of the run left."""
+    weight_directory: "WeightDirectory | None" = None
+    """On rank 0, while the pipeline runs."""
     _link: RankLink | None = None
     _picked: PickedBatch | None = None
     _aligned: AlignedRows | None = None
@@ -73,11 +83,26 @@ class AsyncRolloutMixin:
         gpu_memory_utilization: float | None = None,
         max_staleness: int = 2,
         devices: str | None = None,
+        **settings: Any,
     ) -> None:
-        """Do what `--async_rollout true` and its flags do. Raises ConfigError once training has begun."""
+        """Do what `--async_rollout true` and its flags do; what is left out gets its default.
+
+        `settings`: further flags by their names, such as `train_order="admission"`. Raises ConfigError once training
+        has begun, and for what the flags refuse; then nothing has changed.
+        """
         if self._link is not None:
             raise ConfigError(
                 "enable_async_rollout was called after training had begun; call it before train()"
+            )
+        if unknown := sorted(settings.keys() - {*ROLLOUT_FIELDS}):
+            raise ConfigError(
+                f"enable_async_rollout takes no {', '.join(unknown)}; besides its own parameters it takes"
+                f" {', '.join(ROLLOUT_FIELDS)}"
+            )
+        if not self.args.async_rollout and (self.args.use_gym_env or self.args.gym_env):
+            raise ConfigError(
+                "enable_async_rollout cannot add the pipeline to a trainer with an environment, whose reward column is"
+                " made with the trainer; give RLXConfig async_rollout=True"
             )
         self.args.change_rollout(
             async_rollout=True,
@@ -86,6 +111,7 @@ class AsyncRolloutMixin:
             rollout_max_inflight=max_inflight,
             max_staleness=max_staleness,
             rollout_devices=devices,
+            **settings,
         )
         if gpu_memory_utilization is not None:
             self.args.rlx_engine_options["gpu_memory_utilization"] = gpu_memory_utilization
@@ -106,8 +132,13 @@ class AsyncRolloutMixin:
 
     def _end_pipeline(self) -> None:
         pipeline, self.pipeline, self._link = self.pipeline, None, None
-        if pipeline is not None:
-            pipeline.close()
+        directory, self.weight_directory, self.rollout_state = self.weight_directory, None, None
+        try:
+            if pipeline is not None:
+                pipeline.close()
+        finally:
+            if directory is not None:
+                directory.remove()
 
     @property
     def _takes_from_pipeline(self) -> bool:
@@ -129,6 +160,13 @@ class AsyncRolloutMixin:
 
     def _order(self) -> dict[str, Any]:
         return super()._order() | {"async_rollout": self.args.async_rollout}
+
+    def refresh_rollouts(self) -> None:
+        super().refresh_rollouts()
+        if self.pipeline is not None:
+            logger.warning(
+                f"{self.pipeline.refresh()} prompts with answers of older weights are answered again"
+            )
 
     # --- weights -------------------------------------------------------------------------------------------------
 
@@ -169,6 +207,7 @@ class AsyncRolloutMixin:
         from swift_rlx.trainers.pipeline_plan import start_pipeline  # a synchronous run needs none of it
 
         self._link = RankLink(self.accelerator.device)
+        self._alignment = AlignmentWatch()
         self.encoder = PromptEncoder(self.template, self.sample_cls, self.request_config)
         start_pipeline(self)
 
@@ -207,6 +246,7 @@ class AsyncRolloutMixin:
         if self.use_gym_env:
             total = torch.tensor([s.rollout_infos["total_reward"] for s in samples], device=scores.device)
             scores[:, -1] = self.accelerator.gather(total.float())
+        self.record_failures(None if self.pipeline is None else self.pipeline.take_failures())
         self._rewards_per_func = scores
         return samples
 
@@ -218,7 +258,7 @@ class AsyncRolloutMixin:
             self.reward_funcs = [funcs[at] for at in late]
             self.reward_model_plugins = [plugins[at] for at in late]
             self.reward_func_names = [names[at] for at in late]
-            return self._compute_rewards_per_func(samples)
+            return self.score_outside_running_loop(samples)
         finally:
             self.reward_funcs, self.reward_model_plugins, self.reward_func_names = funcs, plugins, names
             self.use_gym_env = gym
@@ -228,7 +268,7 @@ class AsyncRolloutMixin:
     def _prepare_batch_inputs(self, samples: list[Any]) -> list[dict[str, Any]]:
         encoded = super()._prepare_batch_inputs(samples)
         if self.multi_turn_scheduler is not None:
-            keep_sampled_only(samples, encoded)
+            keep_sampled_only(samples, encoded, self.template.padding_free)
         self._aligned = None
         if self._takes_from_pipeline:
             masks = [entry["grpo_batch"].completion_mask for entry in encoded]
@@ -239,6 +279,8 @@ class AsyncRolloutMixin:
         if self._aligned is None or not self.model.training:
             return super().usable_rows(num_rows)
         usable = self.accelerator.gather(self._aligned.usable_n.to(self.accelerator.device)).cpu()
+        fillers = torch.tensor([row.is_filler for row in self._picked.rows])
+        self._alignment.check(usable, fillers, self._aligned.lengths)
         self._metrics["train"]["rollout/rows_unusable"].append((~usable).float().mean().item())
         return usable
 

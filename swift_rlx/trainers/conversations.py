@@ -20,6 +20,7 @@ from swift.infer_engine.protocol import (
     ChatMessage,
     UsageInfo,
 )
+from swift.rollout.multi_turn import GYMScheduler
 
 from swift_rlx.backends import (
     Backend,
@@ -29,7 +30,7 @@ from swift_rlx.backends import (
     OnProgress,
     unwatched,
 )
-from swift_rlx.errors import BackendRejected
+from swift_rlx.errors import BackendRejected, ConfigError
 from swift_rlx.trainers.turns import Recorded, Turns
 from swift_rlx.types import Completion, FinishReason, PolicyVersion
 
@@ -67,12 +68,15 @@ class TurnEngine:
     async def infer_async(
         self, infer_request: Any, request_config: Any = None, **_: Any
     ) -> ChatCompletionResponse:
-        """One turn. Raises BackendError."""
+        """One turn. Raises BackendError, and `_Aborted` where the conversation has been ended."""
         conversation = _current.get()
-        if conversation.is_aborted:
+        if conversation.is_aborted:  # between two turns
             raise _Aborted
         first, turns = conversation.request, conversation.turns
-        prompt = self._encoder.encode(infer_request, first.prompt.index, first.prompt.epoch, {})
+        try:
+            prompt = self._encoder.encode(infer_request, first.prompt.index, first.prompt.epoch, {})
+        except ConfigError as error:  # what the environment said is of this conversation alone
+            raise BackendRejected(str(error)) from error
         recorded = turns.begin(prompt.token_ids)
         if recorded is not None and recorded.finish_reason is not None:
             completion = _as_completion(recorded, first, self._backend.name)
@@ -126,6 +130,8 @@ class ConversationBackend:
         self._limit_is_total = limit_is_total
         self._running: dict[str, _Conversation] = {}
         scheduler.infer_engine = TurnEngine(backend, encoder)
+        # A tokenizer must not be used by two threads at once: not the trainer's.
+        scheduler._template, scheduler._tokenizer = encoder.template, encoder.template.tokenizer
 
     @property
     def name(self) -> str:
@@ -140,7 +146,8 @@ class ConversationBackend:
     async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         """The conversation that begins with the request's prompt. Raises BackendError.
 
-        After a failure the environment acts anew, and turns to which the same tokens lead are those of before.
+        Raises ConfigError for a scheduler whose answers cannot be trained. After a failure the environment acts anew,
+        and turns to which the same tokens lead are those of before.
         """
         limit = request.sampling.max_tokens if self._limit_is_total else None
         conversation = _Conversation(request, limit, Turns(request.prefix, on_progress))
@@ -153,17 +160,23 @@ class ConversationBackend:
             return _cut(conversation, self.name)
         finally:
             del self._running[request.request_id]
+            await self._close_environment(infer_request)
         return self._completion(conversation, output)
+
+    async def _close_environment(self, infer_request: Any) -> None:
+        """ms-swift closes an environment that says it is done; not one of a conversation that ends otherwise."""
+        if isinstance(self._scheduler, GYMScheduler):
+            await self._scheduler._close_and_remove(infer_request.uuid)
 
     def _completion(self, conversation: _Conversation, output: Any) -> Completion:
         name = type(self._scheduler).__name__
         if isinstance(output, list):
-            raise BackendRejected(
+            raise ConfigError(
                 f"the multi-turn scheduler {name} returned {len(output)} rows for one prompt, which cannot be grouped;"
                 " use one that returns one row"
             )
         if not output.response_token_ids:
-            raise BackendRejected(
+            raise ConfigError(
                 f"the multi-turn scheduler {name} returned no response_token_ids, without which the tokens that were"
                 " sampled cannot be told from their text; return them from its `step`"
             )
@@ -267,5 +280,5 @@ def _joined(
         first_token_s=made[0].first_token_s,
         finish_s=made[-1].finish_s,
         sampled=sampled,
-        info={"turns": turns} if turns else {},
+        info={"turns": turns},
     )

@@ -1,97 +1,39 @@
 """Scoring in the pipeline: one group at a time, while the trainer trains.
 
-A reward runs in one of three places, told apart by `place_rewards` and, for verifiers that set SIGALRM, while it runs:
+A reward runs in one of three places:
 
-    async function                        the pipeline's event loop
-    sync function                         a thread
-    reward model, `scope="batch"`, SIGALRM    late: the trainer's main thread, when the batch is picked up
+    async function                                the pipeline's event loop
+    sync function                                 a thread of its own
+    reward model, `scope="batch"`, an alarm set   late: the trainer's main thread, when the batch is picked up
+
+That a reward sets an alarm, as verifiers do to limit their time, is known of ms-swift's, and of others seen at their
+first call.
 """
 
 import asyncio
-import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import uuid4
 
-import torch
 from swift.utils import get_logger
 
-from swift_rlx.integration.reward_names import Checked
-from swift_rlx.rewards import AsyncCheckedReward, combine_rewards
-from swift_rlx.scheduler import GroupRejected
-from swift_rlx.types import Completion, DropReason, Prompt, RewardPart, Score
+from swift_rlx.errors import ConfigError
+from swift_rlx.integration.reward_names import Checked, sets_alarm
+from swift_rlx.rewards import AlarmWatch
+from swift_rlx.trainers.reward_calls import calls_of
+from swift_rlx.trainers.spread_filter import SpreadFilter
+from swift_rlx.types import Completion, Prompt, RewardPart, Score
 
 logger = get_logger()
+SAY_EVERY_S = 60.0
+"""How often a reward is named that a group waits for."""
 
 
-class AlarmWatch:
-    """Notices a reward that sets an alarm outside of the main thread, where Python refuses it.
-
-    Verifiers such as math-verify catch that refusal and call every answer wrong, so it must not go unseen.
-    """
-
-    def __init__(self) -> None:
-        self._noticed = threading.local()
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """While the pipeline runs, `signal.signal` tells this object of attempts from other threads."""
-        original = signal.signal
-
-        def watched(signalnum: Any, handler: Any) -> Any:
-            if signalnum == signal.SIGALRM and threading.current_thread() is not threading.main_thread():
-                self._noticed.alarm = True
-            return original(signalnum, handler)
-
-        signal.signal = watched
-        try:
-            yield
-        finally:
-            signal.signal = original
-
-    def call(self, function: Any, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
-        """What the function returned, and whether it tried to set an alarm."""
-        self._noticed.alarm = False
-        result = function(*args, **kwargs)
-        return result, self._noticed.alarm
-
-
-class SpreadFilter:
-    """`--dynamic_sample`: groups of equal rewards have no gradient and make room for other prompts.
-
-    `weights`: of the rewards. `limit`: how many groups may be turned away between two pick-ups; then they train.
-    """
-
-    def __init__(self, weights: torch.Tensor, limit: int) -> None:
-        self._weights = weights.cpu()
-        self._limit = limit
-        self._rejected = 0
-
-    def picked_up(self) -> None:
-        """A batch was taken: count again."""
-        self._rejected = 0
-
-    def check(self, scores: Sequence[Score]) -> None:
-        """Raise `GroupRejected` for a group without spread."""
-        values = [
-            [math.nan if part.value is None else part.value for part in score.breakdown] for score in scores
-        ]
-        combined = combine_rewards(torch.tensor(values, dtype=torch.float32), self._weights)
-        valid = combined.rewards_B[combined.valid_B]
-        if len(valid) == 0 or valid.max() > valid.min():
-            return
-        self._rejected += 1
-        if self._rejected <= self._limit:
-            raise GroupRejected(DropReason.NO_SPREAD, scores)
-        if self._rejected == self._limit + 1:
-            logger.warning(
-                f"{self._limit} groups were turned away for equal rewards since the last batch"
-                " (--max_resample_times): the next ones train as they are"
-            )
+def is_late(reward: Checked | None) -> bool:
+    """Whether a reward (None: a reward model) is known to score only when a batch is picked up."""
+    return reward is None or reward.spec.scope == "batch" or sets_alarm(reward.spec)
 
 
 class GroupScorer:
@@ -109,20 +51,22 @@ class GroupScorer:
         trainer_state: Any,
         spread: SpreadFilter | None = None,
         has_environment: bool = False,
-        threads: int = 4,
     ) -> None:
         self.spread = spread
         self.on_scored: Callable[[str, float, float, int], None] = lambda name, begin_s, end_s, rows: None
         self._has_environment = has_environment
-        self.late = {
-            at for at, reward in enumerate(rewards) if reward is None or reward.spec.scope == "batch"
-        }
+        self.late = {at for at, reward in enumerate(rewards) if is_late(reward)}
         self._rewards = rewards
         self._encoder = encoder
         self._trainer_state = trainer_state
-        self._pool = ThreadPoolExecutor(threads, "swift-rlx-reward")
         self._watch = AlarmWatch()
-        self._one_at_a_time = [threading.Lock() for _ in rewards]
+        self._calls = {
+            at: calls_of(reward, self._watch)
+            for at, reward in enumerate(rewards)
+            if reward is not None and at not in self.late
+        }
+        self._failed: deque[tuple[str, int]] = deque()
+        self._said_s: dict[str, float] = {}
 
     @property
     def _has_more(self) -> bool:
@@ -134,44 +78,62 @@ class GroupScorer:
         return self._watch.installed()
 
     async def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """One score a completion. Raises what a reward raises under `--reward_on_error raise`."""
-        samples = [sample_of(self._encoder, prompt.columns, completion) for completion in completions]
+        """One score a completion. Raises what a reward raises under `--reward_on_error raise`.
+
+        Raises ConfigError where `--dynamic_sample` has no say any more, because a reward turns out to be late.
+        """
+        samples = [sample_of(self._encoder, prompt, completion) for completion in completions]
         now = [at for at in range(len(self._rewards)) if at not in self.late]
         columns = _columns(samples, self._trainer_state)
         values = await asyncio.gather(*(self._timed(at, samples, columns) for at in now))
         by_column = {at: column for at, column in zip(now, values, strict=True) if column is not None}
         scores = [self._one_score(row, by_column) for row in range(len(completions))]
-        if self.spread is not None and not self._has_more:
+        if self.spread is not None:
             self.spread.check(scores)
         return scores
 
     async def _timed(self, at: int, samples: list[Any], columns: dict[str, Any]) -> list[float | None] | None:
-        begin_s = time.monotonic()
-        values = await self._score(at, samples, columns)
-        self.on_scored(self._rewards[at].name, begin_s, time.monotonic(), len(samples))
+        begin_s, name = time.monotonic(), self._rewards[at].name
+        waiting = asyncio.ensure_future(self._say_what_is_waited_for(name, begin_s))
+        try:
+            values = await self._score(at, samples, columns)
+        finally:
+            waiting.cancel()
+        self.on_scored(name, begin_s, time.monotonic(), len(samples))
         return values
+
+    async def _say_what_is_waited_for(self, name: str, begin_s: float) -> None:
+        """Once for all the groups that wait for the same reward."""
+        while True:
+            await asyncio.sleep(SAY_EVERY_S)
+            now_s = time.monotonic()
+            if now_s - self._said_s.get(name, begin_s) >= SAY_EVERY_S:
+                self._said_s[name] = now_s
+                logger.warning(f"a group has waited {now_s - begin_s:.0f} s for the reward {name}")
 
     async def _score(self, at: int, samples: list[Any], columns: dict[str, Any]) -> list[float | None] | None:
         """None where the reward is late from now on."""
-        reward = self._rewards[at]
-        answers = [sample.messages[-1]["content"] for sample in samples]
-        if isinstance(reward, AsyncCheckedReward):
-            return await reward(answers, **columns)
-        loop = asyncio.get_running_loop()
-        values, needs_main_thread = await loop.run_in_executor(self._pool, self._call, at, answers, columns)
-        if needs_main_thread and at not in self.late:
+        scored = await self._calls[at].score([sample.messages[-1]["content"] for sample in samples], columns)
+        if scored.needs_main_thread:
+            self._make_late(at)
+        if at in self.late:
+            return None
+        self._failed.append((self._rewards[at].name, scored.counters.failed))
+        return scored.values
+
+    def _make_late(self, at: int) -> None:
+        name = self._rewards[at].name
+        if self.spread is not None:
+            raise ConfigError(
+                f"--dynamic_sample true cannot be used in the pipeline with {name}, which sets an alarm signal and so"
+                " can only score in the main thread, when a batch is picked up; drop it, or use --async_rollout false"
+            )
+        if at not in self.late:
             self.late.add(at)
             logger.warning(
-                f"the reward {reward.name} sets an alarm signal, which only works in the main thread: from now on it"
-                " scores when a batch is picked up, not beside the training"
+                f"the reward {name} sets an alarm signal, which only works in the main thread: from now on it scores"
+                " when a batch is picked up, not beside the training"
             )
-        return None if at in self.late else values
-
-    def _call(self, at: int, answers: list[Any], columns: dict[str, Any]) -> tuple[Any, bool]:
-        with self._one_at_a_time[
-            at
-        ]:  # its counters and the user's own state are not made for several threads
-            return self._watch.call(self._rewards[at], answers, **columns)
 
     def _one_score(self, row: int, by_column: dict[int, list[float | None]]) -> Score:
         parts = tuple(
@@ -181,15 +143,27 @@ class GroupScorer:
         is_scored = self._has_more or any(part.value is not None for part in parts)
         return Score(0.0 if is_scored else None, parts)
 
+    def take_failures(self) -> Counter[str]:
+        """Rows that failed here since the last call, by the name of the reward. From any thread."""
+        taken: Counter[str] = Counter()
+        while self._failed:
+            name, rows = self._failed.popleft()
+            taken[name] += rows
+        return taken
+
     def close(self) -> None:
-        """No more scoring; a reward that still runs is left to end by itself."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """No more scoring; a reward that still runs is left behind."""
+        for calls in self._calls.values():
+            calls.close()
 
 
-def sample_of(encoder: Any, row: Any, completion: Completion) -> Any:
+def sample_of(encoder: Any, prompt: Prompt, completion: Completion) -> Any:
     """The row with the completion as its answer, as rewards see it."""
+    sample = encoder.sample(dict(prompt.columns))
+    sample.prompt_id = f"prompt_{prompt.epoch}_{prompt.index}"
+    sample.request_id = f"{sample.prompt_id}_{uuid4().hex}"  # a prompt may be generated again
     return encoder.answer(
-        encoder.sample(dict(row)),
+        sample,
         completion.token_ids.tolist(),
         completion.logprobs.tolist(),
         completion.finish_reason.value,

@@ -143,7 +143,7 @@ class OffPolicyMixin:
         self.refresh_rollouts()
 
     def refresh_rollouts(self) -> None:
-        """Called on all ranks after the gate skipped a batch; a trainer with samples in stock drops them here."""
+        """Called on all ranks after the gate skipped a batch; a trainer with samples in stock has them made again."""
 
     # --- metrics -------------------------------------------------------------------------------------------------
 

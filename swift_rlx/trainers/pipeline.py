@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -108,6 +109,14 @@ class RolloutPipeline:
         # What is watched is what the scheduler sees: with conversations, one answer of all turns.
         return [WatchedBackend(self._wrap(each), self._monitor, time.monotonic) for each in self.workers]
 
+    def take_failures(self) -> Counter[str]:
+        """Rows that rewards failed on since the last call, by their names."""
+        return self._scorer.take_failures()
+
+    def refresh(self) -> int:
+        """Have what is ready and older than the trainer's weights generated again; returns how many groups."""
+        return self.thread.refresh()
+
     def pick_up(self) -> tuple[TrainBatch, PickedBatch]:
         """The next batch, and as the ranks get it; waits for it. Raises what the pipeline failed with."""
         batch = self.thread.next_batch()
@@ -122,7 +131,7 @@ class RolloutPipeline:
     def publish(self, files: WeightFiles) -> PolicyVersion:
         """Offer the weights after one more optimizer step; returns at once."""
         version = self.thread.publish(files, steps=1)
-        self.weights.retire(self.thread.live)
+        self.weights.retire(self.thread.weights_in_use())
         return version
 
     def close(self) -> None:

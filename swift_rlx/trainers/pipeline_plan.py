@@ -20,8 +20,10 @@ from swift_rlx.integration.worker_model import is_resized, vocabulary_of
 from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
-from swift_rlx.trainers.group_scoring import GroupScorer, SpreadFilter
+from swift_rlx.trainers.group_scoring import GroupScorer, is_late
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
+from swift_rlx.trainers.prompt_encoding import PromptEncoder
+from swift_rlx.trainers.spread_filter import SpreadFilter
 from swift_rlx.types import PolicyVersion, SamplingParams
 
 logger = get_logger()
@@ -30,7 +32,6 @@ BEFORE_FIRST = PolicyVersion(-1, 0)
 WARM_UP_S = 600.0
 STALL_S, STALL_SHARE = 45.0, 0.15
 """How long workers may be without a word: so many seconds or, where that is more, this share of --rollout_timeout_s."""
-VERSIONS_KEPT = 2
 SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
 SWIFT_OPTIONS = ("attn_impl", "experts_impl", "rope_scaling", "new_special_tokens")
 
@@ -192,12 +193,13 @@ def start_pipeline(trainer: Any) -> None:
 def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPipeline:
     state, dataset = trainer.rollout_state, trainer.train_dataset
     rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
-    scorer = GroupScorer(rewards, trainer.encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env)
+    encoder = PromptEncoder(trainer.template, trainer.sample_cls, trainer.request_config)
+    scorer = GroupScorer(rewards, encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env)
     monitor = trainer.start_monitor(plan.run_directory, len(plan.specs), plan.config.max_inflight)
     scorer.on_scored = monitor.scored
 
     def encode(row: int, epoch: int) -> Any:
-        return trainer.encoder.prompt(dict(dataset[row]), row, epoch)
+        return encoder.prompt(dict(dataset[row]), row, epoch)
 
     return RolloutPipeline(
         plan,
@@ -208,7 +210,7 @@ def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPi
         monitor,
         state,
         encode,
-        conversing(trainer),
+        conversing(trainer, encoder),
     )
 
 
@@ -219,26 +221,26 @@ def spread_filter(trainer: Any) -> SpreadFilter | None:
     late = [
         name
         for name, reward in zip(trainer.reward_func_names, trainer.reward_funcs, strict=False)
-        if isinstance(reward, nn.Module) or reward.spec.scope == "batch"
+        if is_late(None if isinstance(reward, nn.Module) else reward)
     ]
     if late or trainer.use_gym_env:
         raise ConfigError(
-            f"--dynamic_sample true cannot be used in the pipeline with {', '.join(late) or 'an environment'}, which"
-            " rewards only when a batch is picked up; drop it, or use --async_rollout false"
+            f"--dynamic_sample true cannot be used in the pipeline with {', '.join(late) or 'an environment'}, whose"
+            " reward is only there when a batch is picked up; drop it, or use --async_rollout false"
         )
     return SpreadFilter(
         trainer.reward_weights, trainer.max_resample_times * epoch_order(trainer).batch_prompts
     )
 
 
-def conversing(trainer: Any) -> Callable[[Backend], Backend]:
+def conversing(trainer: Any, encoder: PromptEncoder) -> Callable[[Backend], Backend]:
     """What makes conversations of a worker's answers, with `--multi_turn_scheduler`."""
     if trainer.multi_turn_scheduler is None:
         return lambda backend: backend
     is_total = trainer.args.completion_length_limit_scope == "total"
 
     def converse(backend: Backend) -> Backend:
-        return ConversationBackend(backend, copy(trainer.multi_turn_scheduler), trainer.encoder, is_total)
+        return ConversationBackend(backend, copy(trainer.multi_turn_scheduler), encoder, is_total)
 
     return converse
 
@@ -262,6 +264,5 @@ def share_cores(trainer: Any) -> None:
 
 
 def _weight_directory(trainer: Any) -> WeightDirectory:
-    return WeightDirectory(
-        run_directory(trainer), needed_bytes=VERSIONS_KEPT * trainer.exporter.bytes_needed()
-    )
+    exporter = trainer.exporter
+    return WeightDirectory(run_directory(trainer), version_bytes=exporter.bytes_needed(), kind=exporter.kind)

@@ -5,7 +5,9 @@ collectives would end a run that waits for a long answer, and a collective canno
 message is there do they enter a broadcast.
 """
 
+import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -15,15 +17,20 @@ from swift_rlx.errors import RlxError
 
 POLL_S = 5.0
 OK, FAILED = b"ok", b"failed:"
+_links = itertools.count()
 
 
 class RankLink:
-    """A numbered sequence of messages from rank 0 to all ranks. Every rank calls `share` equally often."""
+    """A numbered sequence of messages from rank 0 to all ranks. Every rank calls `share` equally often.
+
+    The ranks make their links in the same order: what an earlier one left in the store is not for the next.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._number = 0
-        self._store = dist.PrefixStore("swift_rlx", _default_store()) if _is_distributed() else None
+        name = f"swift_rlx/{next(_links)}"
+        self._store = dist.PrefixStore(name, _default_store()) if _is_distributed() else None
 
     def share(self, make: Callable[[], bytes]) -> bytes:
         """What `make` returned on rank 0; it is not called on the others.
@@ -47,7 +54,10 @@ class RankLink:
     def fail(self, error: BaseException) -> None:
         """Rank 0 cannot go on: the others raise this at their next `share`."""
         if self._store is not None and dist.get_rank() == 0:
-            self._tell_failure(self._number + 1, error)
+            with suppress(
+                dist.DistError
+            ):  # without the store they end with it; the first error is what counts
+                self._tell_failure(self._number + 1, error)
 
     def _tell_failure(self, number: int, error: BaseException) -> None:
         self._store.set(_key(number), FAILED + f"{type(error).__name__}: {error}".encode())

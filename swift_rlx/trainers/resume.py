@@ -6,6 +6,7 @@
 The order of prompts needs nothing saved: it is a function of (seed, epoch, index), see epoch_sampler.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from swift_rlx.trainers.tensor_file import load_tree, save_tree
 
 logger = get_logger()
 FOLDER, STATE, FORMAT = "rlx", "state.json", 1
+SAMPLED_ROWS = 16
 
 
 class CountedIterator:
@@ -134,6 +136,7 @@ class ResumeMixin:
             "seed": args.seed,
             "shuffle": bool(self.shuffle_dataset),
             "rows": len(self.train_dataset),
+            "data": sample_digest(self.train_dataset),
             "num_generations": self.num_generations,
             "generation_batch_size": args.generation_batch_size,
             "num_iterations": self.num_iterations,
@@ -182,13 +185,21 @@ class ResumeMixin:
                 " take only the weights with --resume_only_model true"
             )
         now = self._order()
-        changed = {key: (old, now[key]) for key, old in state["order"].items() if now[key] != old}
+        changed = {key: (old, now.get(key)) for key, old in state["order"].items() if now.get(key) != old}
         if changed:
             listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
             raise CheckpointError(
                 f"{path} cannot be continued without training prompts twice or never: {listed}; give the same values,"
                 " or take only the weights with --resume_only_model true"
             )
+
+
+def sample_digest(dataset: Any) -> str:
+    """Tells data sets of equal length apart, by the messages of a few rows spread over it."""
+    count = len(dataset)
+    rows = sorted({at * (count - 1) // (SAMPLED_ROWS - 1) for at in range(SAMPLED_ROWS)}) if count else []
+    text = json.dumps([dataset[row]["messages"] for row in rows], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _as_dict(batch: RLXBatch) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The reward functions of a run: resolved by name, checked at every call, and their columns in the reward matrix."""
 
 import asyncio
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,15 +24,18 @@ class RewardColumnsMixin:
         self.checked_rewards: list[Checked] = checked
 
     def _compute_rewards_per_func(self, samples: list[Any]) -> torch.Tensor:
-        scores = self._score_outside_running_loop(samples)
-        for reward in self.checked_rewards:
-            counters = reward.take_counters()
-            failed = sum(counters.failures.values()) + counters.non_finite
-            metrics = self._metrics["train" if self.model.training else "eval"]
-            metrics[f"reward/{reward.name}/failures"].append(float(failed))
+        scores = self.score_outside_running_loop(samples)
+        self.record_failures()
         return scores
 
-    def _score_outside_running_loop(self, samples: list[Any]) -> torch.Tensor:
+    def record_failures(self, elsewhere: "Counter[str] | None" = None) -> None:
+        """Put the rows that rewards failed on since the last call into the log; `elsewhere`: beside this thread."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for reward in self.checked_rewards:
+            failed = reward.take_counters().failed + (elsewhere or {}).get(reward.name, 0)
+            metrics[f"reward/{reward.name}/failures"].append(float(failed))
+
+    def score_outside_running_loop(self, samples: list[Any]) -> torch.Tensor:
         """ms-swift runs async rewards with `asyncio.run`, which a notebook's running loop refuses."""
         score = super()._compute_rewards_per_func
         has_async = any(isinstance(reward, AsyncCheckedReward) for reward in self.checked_rewards)

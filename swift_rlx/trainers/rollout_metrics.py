@@ -53,7 +53,13 @@ class RolloutMetricsMixin:
         """Rewards, spread and validity of a generation batch; the rows of the completions table."""
         valid, rewards_per_func = rollout.valid_N, rewards_per_func.cpu()
         if rollout.is_training and not valid.any():
-            logger.warning("no reward scored any completion of this generation batch: it trains nothing")
+            is_scored = not rewards_per_func.isnan().all()
+            why = (
+                "no completion that may train has a reward"
+                if is_scored
+                else "no reward scored any completion"
+            )
+            logger.warning(f"{why} of this generation batch: it trains nothing")
         self._record("reward", rollout.rewards_N[valid])
         self._record_spread(rollout)
         for index, name in enumerate(self.reward_func_names):

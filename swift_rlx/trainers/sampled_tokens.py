@@ -10,16 +10,21 @@ from typing import Any
 import torch
 
 
-def keep_sampled_only(samples: Sequence[Any], encoded: Sequence[dict[str, Any]]) -> None:
+def keep_sampled_only(
+    samples: Sequence[Any], encoded: Sequence[dict[str, Any]], padding_free: bool = False
+) -> None:
     """Take all but sampled tokens out of the completion masks [B, T] of the micro-batches, in place.
 
-    A row whose turns are not found as they were sampled keeps no token.
+    A row whose turns are not found as they were sampled keeps no token. `padding_free`: the rows of a micro-batch are
+    one behind the other.
     """
     at = 0
     for entry in encoded:
         batch = entry["grpo_batch"]
         mask_BT = batch.completion_mask
         ids_BT = entry["model_inputs"]["input_ids"][:, -mask_BT.shape[1] :]
+        if padding_free:
+            ids_BT = _one_below_the_other(ids_BT, batch.seq_lengths)
         kept = torch.zeros_like(mask_BT)
         for row in range(mask_BT.shape[0]):
             sample = samples[at]
@@ -32,6 +37,13 @@ def keep_sampled_only(samples: Sequence[Any], encoded: Sequence[dict[str, Any]])
             kept[row, places] = 1
             at += 1
         batch.completion_mask = kept
+
+
+def _one_below_the_other(ids_1T: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
+    """[B, T]: rows of these lengths out of [1, T], each at the right end, where ms-swift puts their log-probs."""
+    width = ids_1T.shape[1]
+    rows = ids_1T[0].split(lengths_B.tolist())
+    return torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
 
 
 def sampled_places(

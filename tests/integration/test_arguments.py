@@ -119,6 +119,15 @@ REFUSED = [
         {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2},
         "do not fit together",
     ),
+    (
+        {
+            "async_rollout": True,
+            "steps_per_generation": 1,
+            "num_iterations": 3,
+            "gradient_accumulation_steps": 2,
+        },
+        "--num_iterations 3 trains a generation batch in 3 micro-batches.*--gradient_accumulation_steps 2",
+    ),
     ({"num_generations": 8, "per_device_train_batch_size": 1}, "make that a multiple of 8"),
     (
         {"rlhf_type": "reinforce_pp", "num_generations": 1, "dynamic_sample": True},

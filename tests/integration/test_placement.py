@@ -64,6 +64,22 @@ def test_one_card_is_shared_where_memory_is_left(cards: Callable[..., None]) -> 
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
+def test_arguments_that_are_built_again_find_what_the_user_had_set(
+    cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def visible() -> int:
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return 8 if named is None else len(named.split(","))
+
+    cards(8, ranks=4)
+    monkeypatch.setattr(torch.cuda, "device_count", visible)
+    for _ in range(2):
+        args = arguments(rollout_workers=2)
+        settle_devices(args)
+        assert args.rlx_worker_devices == [["4"], ["5"]]
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
 def test_a_cpu_run_ignores_the_cards(cards: Callable[..., None]) -> None:
     cards(4)
     args = arguments(use_cpu=True, rollout_workers=2)

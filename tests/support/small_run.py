@@ -66,8 +66,7 @@ def train(
             workers,
             source or IterableSource(prompts(count)),
             score,
-            on_end=seen.ends.append,
-            **options,
+            **{"on_end": seen.ends.append} | options,
         )
         async with seen.scheduler as scheduler:
             while steps is None or len(seen.batches) < steps:

@@ -19,6 +19,14 @@ class AskTwice(MultiTurnScheduler):
         return current_turn >= TURNS
 
 
+class Branch(AskTwice):
+    """Makes several rows of one prompt."""
+
+    async def run(self, *args: Any, **kwargs: Any) -> Any:
+        output = await super().run(*args, **kwargs)
+        return [output, output]
+
+
 class CountVowels(Env):
     """Ends after two turns; each turn's reward is its number of vowels."""
 
@@ -38,4 +46,5 @@ class CountVowels(Env):
 
 
 multi_turns["ask_twice"] = AskTwice
+multi_turns["branch"] = Branch
 envs["count_vowels"] = CountVowels

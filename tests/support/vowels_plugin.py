@@ -1,7 +1,10 @@
 """Rewards of the pipeline's tests; `vowels` can be raised by a random model within a few steps."""
 
 import asyncio
+import os
 import signal
+import time
+from pathlib import Path
 
 from swift_rlx import register_reward
 
@@ -29,10 +32,46 @@ def with_alarm(completion: str, **_: object) -> float:
     return 1.0
 
 
+@register_reward("with_uncaught_alarm")
+def with_uncaught_alarm(completion: str, **_: object) -> float:
+    """Sets a time limit by signal, and does not expect to be refused."""
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, before)
+    return 1.0
+
+
 @register_reward("broken")
 def broken(completion: str, **_: object) -> float:
-    """Fails always."""
+    """Fails always; notes when, where it is told to."""
+    if "FAILED_AT" in os.environ:
+        Path(os.environ["FAILED_AT"]).write_text(str(time.time()), encoding="utf-8")
     raise RuntimeError("no verdict today")
+
+
+@register_reward("fails_on_odd")
+def fails_on_odd(completion: str, row: int, **_: object) -> float:
+    """Fails for rows of an odd number."""
+    if row % 2:
+        raise ArithmeticError("odd")
+    return vowels(completion)
+
+
+@register_reward("hangs")
+def hangs(completion: str, **_: object) -> float:
+    """Stops to answer once the file `HANG` is there."""
+    while Path(os.environ["HANG"]).exists():
+        time.sleep(3600)
+    return vowels(completion)
+
+
+@register_reward("fails_then")
+def fails_then(completion: str, **_: object) -> float:
+    """Fails once the file `FAIL` is there; until then it does not answer either."""
+    while Path(os.environ["HANG"]).exists() and not Path(os.environ["FAIL"]).exists():
+        time.sleep(0.05)
+    if Path(os.environ["FAIL"]).exists():
+        raise RuntimeError("no verdict today")
+    return 0.0
 
 
 @register_reward("slow")

@@ -1,6 +1,7 @@
 """Two ranks on one pipeline: rank 0 drives it, and nobody waits for it inside a collective."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import runs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RANKS = {"NPROC_PER_NODE": "2"}
 PROMPTS = 8
+ENDS_WITHIN_S = 60
 
 
 def options(model: Path, data: Path, output: Path, **changes: Any) -> dict[str, Any]:
@@ -67,10 +69,13 @@ def test_a_slow_rollout_is_not_waited_for_inside_a_collective(
 def test_a_failure_of_the_pipeline_reaches_every_rank(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
+    failed_at = tmp_path / "failed at"
     done = runs.swift(
         options(tiny_model, write_rows(PROMPTS), tmp_path / "out", reward_funcs=["broken"], max_steps=2),
+        FAILED_AT=str(failed_at),
         **RANKS,
     )
+    assert time.time() - float(failed_at.read_text(encoding="utf-8")) < ENDS_WITHIN_S
     assert done.returncode != 0
     assert "no verdict today" in done.stderr
     assert "rank 0 failed: RewardError" in done.stderr, "the other rank says why it ends"

@@ -54,7 +54,9 @@ def test_every_prompt_trains_once_an_epoch_and_no_token_over_the_bound(
     of_epoch = Counter(epoch for epoch, _ in trained)
     batch = trainer.args.generation_batch_size // trainer.num_generations
     whole = PROMPTS // batch * batch
-    assert all(of_epoch[epoch] == whole for epoch in range(max(of_epoch) - 1)), of_epoch
+    picked = len(picked_up.batches) * batch
+    assert picked % whole == 0, "the run is long enough for whole epochs"
+    assert of_epoch == dict.fromkeys(range(picked // whole), whole), "a prompt is missing"
     bound = trainer.args.max_staleness
     assert max(picked_up.staleness()) <= bound
     assert picked_up.staleness()[0] > 0
@@ -116,26 +118,3 @@ def test_groups_without_spread_are_replaced(
     groups = [values[at : at + 4] for values in rewards for at in range(0, len(values), 4)]
     assert len(groups) == 8
     assert all(len(set(group)) > 1 for group in groups)
-
-
-def test_an_alarm_in_a_reward_moves_it_to_the_main_thread(
-    tiny_model: Path, rows: Path, tmp_path: Path, picked_up: PickedUp
-) -> None:
-    trainer = pipeline_runs.train(
-        tiny_model, rows, tmp_path / "out", reward_funcs=["with_alarm"], max_steps=4
-    )
-
-    assert picked_up.batches[-1].late == [0]
-    assert logged(tmp_path / "out", "reward/with_alarm/mean") == [1.0] * 4, (
-        "refused alarms must not count as answers"
-    )
-    assert trainer.state.global_step == 4
-
-
-def test_a_failing_reward_ends_the_run_with_its_own_words(
-    tiny_model: Path, rows: Path, tmp_path: Path
-) -> None:
-    from swift_rlx.errors import RewardError
-
-    with pytest.raises(RewardError, match="no verdict today"):
-        pipeline_runs.train(tiny_model, rows, tmp_path / "out", reward_funcs=["broken"], max_steps=4)

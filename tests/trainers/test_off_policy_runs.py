@@ -1,13 +1,16 @@
 """The off-policy correction in real runs, with behavior log-probs that a plugin makes up."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pipeline_runs
 import pytest
 import runs
 import torch
+from pipeline_runs import PickedUp
 
 from swift_rlx.trainers.off_policy import OffPolicyMixin
 
@@ -154,3 +157,36 @@ def test_the_gate_skips_what_is_too_far_off(
         assert (line["offpolicy/ess_token"] < 0.5) == is_skipped
     moved = [tensor.abs().max() for name, tensor in trained(tmp_path).items() if "lora_B" in name]
     assert (max(moved) == 0) == is_skipped  # lora_B starts at 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_on_the_pipeline_the_gate_has_older_answers_made_again(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swift_rlx.trainers import off_policy
+    from swift_rlx.trainers.pipeline import RolloutPipeline
+
+    picked_up, made_again = PickedUp(monkeypatch), []
+    refresh = RolloutPipeline.refresh
+
+    def counting(self: RolloutPipeline) -> int:
+        made_again.append(refresh(self))
+        return made_again[-1]
+
+    monkeypatch.setattr(RolloutPipeline, "refresh", counting)
+    monkeypatch.setattr(off_policy, "GATE_ESS_TOKEN", 0.9999)  # one step is far enough
+    pipeline_runs.train(
+        tiny_model, write_rows(12), tmp_path / "out",
+        ess_gate=True, off_policy_correction="token_truncate", max_steps=12, learning_rate=0.03,
+    )  # fmt: skip
+
+    lines = [line for line in runs.log_lines(tmp_path / "out") if "grad_norm" in line]
+    skipped = [line["offpolicy/batches_skipped"] for line in lines]
+    assert skipped[0] == 0, "the first batch is made by the weights that train it"
+    assert 0 < sum(skipped) == len(made_again) < len(lines)
+    assert all((line["grad_norm"] == 0) == line["offpolicy/batches_skipped"] for line in lines)
+    assert sum(made_again) > 0
+    trained = Counter(picked_up.prompts())
+    assert set(trained.values()) == {1}
+    assert sum(trained.values()) == 24, "nothing is lost by it"

@@ -146,6 +146,35 @@ def test_what_cannot_work_is_refused_as_by_the_command(
         build(also=also, **options)
 
 
+def test_what_enable_async_rollout_is_given_is_checked_and_after_an_error_nothing_has_changed(
+    build: Callable[..., Any],
+) -> None:
+    trainer = build(async_rollout=False, steps_per_generation=1, num_iterations=3)
+    before = dict(trainer.args.__dict__)
+    for settings, sentence in [
+        ({"max_staleness": -1}, "--max_staleness -1 is refused"),
+        ({"rollout_retries": -2}, "--rollout_retries -2 is refused"),
+        ({"train_orders": "admission"}, "enable_async_rollout takes no train_orders; besides"),
+        ({}, "--num_iterations 3 trains a generation batch in 3 micro-batches"),
+    ]:
+        with pytest.raises(ConfigError, match=sentence):
+            trainer.enable_async_rollout(**settings)
+        assert trainer.args.__dict__ == before
+
+    trainer = build()
+    trainer.enable_async_rollout(num_workers=2, train_order="admission", rollout_timeout_s=9.0)
+    assert (trainer.args.rollout_workers, trainer.args.train_order) == (2, "admission")
+    assert trainer.args.rollout_timeout_s == 9.0
+
+
+def test_the_pipeline_is_not_added_to_a_trainer_without_the_column_of_its_environment(
+    build: Callable[..., Any],
+) -> None:
+    trainer = build(async_rollout=False, gym_env="count_vowels")
+    with pytest.raises(ConfigError, match=r"with an environment.*give RLXConfig async_rollout=True"):
+        trainer.enable_async_rollout()
+
+
 def test_a_configuration_belongs_to_one_algorithm(build: Callable[..., Any], tmp_path: Path) -> None:
     trainer = build()
     with pytest.raises(ConfigError, match="belongs to a trainer of rloo and cannot be used for reinforce_pp"):

@@ -10,6 +10,7 @@ import torch
 from runs import train, weights
 
 from swift_rlx.errors import CheckpointError, ConfigError
+from swift_rlx.trainers.resume import sample_digest
 
 STEPS = 6
 
@@ -105,6 +106,18 @@ def test_what_is_saved_is_needed(
     assert not equal(weights(tmp_path / "unbroken" / last), weights(tmp_path / "resumed" / last))
 
 
+def test_data_sets_of_equal_length_are_told_apart() -> None:
+    def rows(count: int, changed: int = -1) -> list[dict[str, Any]]:
+        return [
+            {"messages": [{"role": "user", "content": "other" if row == changed else f"say {row}"}]}
+            for row in range(count)
+        ]
+
+    assert sample_digest(rows(40)) == sample_digest(rows(40))
+    assert len({sample_digest(rows(40, changed)) for changed in (-1, 0, 39)}) == 3
+    assert sample_digest(rows(1)) != sample_digest(rows(1, 0))
+
+
 def test_resume_refuses_what_it_cannot_continue(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -120,6 +133,17 @@ def test_resume_refuses_what_it_cannot_continue(
         resume(rlhf_type="reinforce_pp")
     with pytest.raises(CheckpointError, match="seed was 7 and is 8"):
         resume(seed=8)
+    text = data.read_text(encoding="utf-8")
+    data.write_text(text.replace("Say 1", "Tell me 1"), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"data was .* and is .*; give the same values"):
+        resume()
+    data.write_text(text, encoding="utf-8")
+    state = checkpoint / "rlx" / "state.json"
+    whole = state.read_text(encoding="utf-8")
+    state.write_text(whole.replace('"order": {', '"order": {"dropped_later": 1,'), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="dropped_later was 1 and is None"):
+        resume()
+    state.write_text(whole, encoding="utf-8")
     buffer = checkpoint / "rlx" / "buffer-rank0.safetensors"
     buffer.write_bytes(buffer.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"buffer-rank0\.safetensors cannot be read"):
