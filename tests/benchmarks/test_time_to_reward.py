@@ -224,6 +224,6 @@ def test_the_benchmark_runs_ms_swift_trl_and_ours_on_the_same_task(tiny_model: P
         assert f"own core  {name:<18}" in result.stdout
         run = row["runs"]["seed-4"]
         assert 0 < run["step_ends_s"][0] < run["step_ends_s"][1] < run["command_s"] - run["load_s"]
-        assert 0 < run["tokens_per_s"] <= run["steps_per_h"] / 3600 * 16 * 4
+        assert 0 < run["tokens_per_s"] <= 1.001 * run["steps_per_h"] / 3600 * 16 * 4
         assert len(run["train_rewards"]) == 2
         assert "0" in run["heldout_rewards"]
