@@ -65,7 +65,7 @@ class VllmWeights:
         """
         directory = Path(files.directory)
         if files.kind is WeightKind.FULL:
-            await self._replace_all(version, directory, len(answers))
+            await self._replace_all(version, directory, answers)
         elif not self._has_adapters:
             raise BackendError(
                 f"engine '{self._name}' was started without room for adapters: publish full weights"
@@ -93,17 +93,18 @@ class VllmWeights:
         finally:
             await self._llm.resume_generation()
 
-    async def _replace_all(self, version: PolicyVersion, directory: Path, num_inflight: int) -> None:
+    async def _replace_all(
+        self, version: PolicyVersion, directory: Path, answers: Collection[Answer]
+    ) -> None:
         from vllm.distributed.weight_transfer.base import (
             WeightTransferInitRequest,
             WeightTransferUpdateRequest,
         )
 
-        if (
-            self._has_adapters and num_inflight
-        ):  # vLLM drops all adapters with the weights that they were made for
+        # vLLM drops all adapters with the weights that they were made for
+        if adapted := sum(answer.adapter is not None for answer in answers):
             raise BackendError(
-                f"engine '{self._name}' has {num_inflight} answers in flight that need adapters on the old weights:"
+                f"engine '{self._name}' has {adapted} answers in flight that need adapters on the old weights:"
                 " wait for them, or publish adapters"
             )
         order = self._order(directory)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from swift.utils import get_logger
 from torch import nn
 
-from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightUpdate
+from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightKind, WeightUpdate
 from swift_rlx.backends.vllm_contract import why_not
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import ConfigError
@@ -170,6 +171,8 @@ def start_pipeline(trainer: Any) -> None:
     config = rollout_config(trainer, trainer.encoder.sampling())
     specs = engine_specs(trainer, name, config)
     trainer.prepare_export(name, specs[0].max_adapter_rank)
+    if trainer.exporter.kind is WeightKind.FULL:  # vLLM with room for adapters takes no others beside answers
+        specs = tuple(replace(spec, max_adapter_rank=0) for spec in specs)
     trainer.policy_version = PolicyVersion(
         0 if state is None else state.incarnation + 1, trainer.state.global_step
     )
