@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from swift_rlx.backends import WeightKind
@@ -21,18 +21,26 @@ from swift_rlx.errors import ConfigError
 from swift_rlx.types import PolicyVersion
 
 SHARED_MEMORY = Path("/dev/shm")
-KEPT = {WeightKind.FULL: 2, WeightKind.ADAPTER: 4}
-"""How many of the newest versions are kept; of adapters more, since an answer may finish on an older one."""
+MOST_VERSIONS = 4
+"""There at a time: live, being taken by the workers, newest, and being written. Beside others a worker that was started
+again may still take one more."""
+HEADERS_BYTES = 1 << 20
+"""Of a version, at most."""
 _PREFIX = "swift-rlx"
 _LOCK = "lock"
 _logger = logging.getLogger("swift_rlx")
 
 
+def needed_bytes(version_bytes: int, workers: int) -> int:
+    """Room for all versions that are there at a time, each with tensors of `version_bytes`."""
+    return (MOST_VERSIONS + (workers > 1)) * (version_bytes + HEADERS_BYTES)
+
+
 class WeightDirectory:
     """A new directory of this run, readable by this user only, removed by `remove` or after the end of the process.
 
-    `parent`: where it is made if shared memory has less than `needed_bytes` free (give those of two versions); `notice`
-    is then called with a sentence. `shared_memory`: for tests. What ended runs of this user left is removed. Raises
+    `parent`: where it is made if shared memory has less than `needed_bytes` free (see the function); `notice` is then
+    called with a sentence. `shared_memory`: for tests. What ended runs of this user left is removed. Raises
     `ConfigError` where shared memory is too small and no `parent` is named, or the parent is too small as well.
     """
 
@@ -50,8 +58,7 @@ class WeightDirectory:
         chosen = _choose(parent, needed_bytes, notice, shared_memory)
         self.root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getuid()}-{os.getpid()}-", dir=chosen))
         self._kinds: dict[PolicyVersion, WeightKind] = {}
-        self._lock = os.open(self.root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = _locked(self.root)
         guardian().add_directory(self.root)
 
     @contextlib.contextmanager
@@ -83,17 +90,11 @@ class WeightDirectory:
         """What is there, oldest first."""
         return tuple(sorted(self._kinds))
 
-    def retire(self, live: PolicyVersion) -> None:
-        """Delete what nobody needs any more now that `live` is on the workers.
-
-        Kept are `live`, everything newer, and as many of the newest of each kind as `KEPT` says.
-        """
-        for kind, kept in KEPT.items():
-            versions = [version for version in self.versions if self._kinds[version] is kind]
-            for version in versions[:-kept]:
-                if version < live:
-                    shutil.rmtree(self.path(version), ignore_errors=True)
-                    del self._kinds[version]
+    def keep_only(self, needed: Collection[PolicyVersion]) -> None:
+        """Delete all other versions."""
+        for version in self._kinds.keys() - needed:
+            shutil.rmtree(self.path(version), ignore_errors=True)
+            del self._kinds[version]
 
     def remove(self) -> None:
         """Delete everything. May be called twice."""
@@ -111,7 +112,7 @@ def _choose(
     free = _free_bytes(shared_memory)
     if free >= needed_bytes:
         return shared_memory
-    need = f"weights of two versions need {_mib(needed_bytes)}, and {shared_memory} has {_mib(free)} free"
+    need = f"published weights need {_mib(needed_bytes)}, and {shared_memory} has {_mib(free)} free"
     if parent is None:
         raise ConfigError(
             f"{need}; enlarge it (docker run --shm-size, or mount -o remount,size=...) or name a directory for them"
@@ -137,22 +138,30 @@ def _mib(count: int) -> str:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Delete directories of this user whose process is gone and whose lock nobody holds.
-
-    The number alone does not tell: containers that share /dev/shm number their processes on their own.
-    """
+    """Delete directories of this user whose run has ended."""
     for found in folder.glob(f"{_PREFIX}-{os.getuid()}-*-*"):
-        process = found.name.split("-")[3]
         with contextlib.suppress(OSError):
-            if found.stat().st_uid == os.getuid() and not Path("/proc", process).exists() and _is_free(found):
+            if found.stat().st_uid == os.getuid() and _is_left(found):
                 shutil.rmtree(found)
 
 
-def _is_free(directory: Path) -> bool:
+def _locked(directory: Path) -> int:
+    """The descriptor of a lock that is held from the moment at which it is there."""
+    lock = os.open(directory / f"{_LOCK}.tmp", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(directory / f"{_LOCK}.tmp", directory / _LOCK)
+    return lock
+
+
+def _is_left(directory: Path) -> bool:
+    """Whether nobody holds its lock; before there is one, whether its process is gone.
+
+    The number of the process tells nothing more: containers that share /dev/shm number theirs on their own.
+    """
     try:
         lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True
+        return not Path("/proc", directory.name.split("-")[3]).exists()
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

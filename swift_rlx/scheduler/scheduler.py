@@ -171,7 +171,7 @@ class RolloutScheduler:
         """The trainer has made `steps` optimizer steps since the last call; offer its weights.
 
         Weights may be published in the middle of a generation batch. Returns their version at once. The payload
-        must stay as it is until `published` returns for it or a later one.
+        must stay as it is while its version is among the `needed_versions`.
         """
         state = self._state
         if steps < 1:
@@ -222,8 +222,13 @@ class RolloutScheduler:
 
     @property
     def live(self) -> PolicyVersion:
-        """Of the workers: older weights are not needed any more."""
+        """Of the workers."""
         return self._state.live
+
+    @property
+    def needed_versions(self) -> frozenset[PolicyVersion]:
+        """Versions whose payloads have to stay as they are; what came between them is left out."""
+        return self._state.needed_versions
 
     @property
     def ledger(self) -> TokenLedger:

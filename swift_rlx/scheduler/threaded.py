@@ -123,6 +123,14 @@ class RolloutThread:
         """As `RolloutScheduler.live`."""
         return self._running().live
 
+    def needed_versions(self) -> frozenset[PolicyVersion]:
+        """As `RolloutScheduler.needed_versions`."""
+
+        async def needed() -> frozenset[PolicyVersion]:
+            return self._running().needed_versions
+
+        return self._thread.call(needed())
+
     def statistics(self) -> Statistics:
         """The counters now, or those of the end."""
         if self._thread.is_ended:

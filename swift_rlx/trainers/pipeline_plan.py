@@ -14,7 +14,7 @@ from torch import nn
 
 from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightKind, WeightUpdate
 from swift_rlx.backends.vllm_contract import why_not
-from swift_rlx.cluster.weight_directory import WeightDirectory
+from swift_rlx.cluster.weight_directory import WeightDirectory, needed_bytes
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.placement import this_machine, worker_devices
 from swift_rlx.integration.worker_model import is_resized, vocabulary_of
@@ -31,7 +31,6 @@ BEFORE_FIRST = PolicyVersion(-1, 0)
 WARM_UP_S = 600.0
 OUTAGE_S = 600.0
 """A single worker that is started again loads its model first; three such starts within ten minutes are the limit."""
-VERSIONS_KEPT = 2
 SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
 SWIFT_OPTIONS = ("attn_impl", "experts_impl", "rope_scaling", "new_special_tokens")
 
@@ -263,6 +262,5 @@ def share_cores(trainer: Any) -> None:
 
 
 def _weight_directory(trainer: Any) -> WeightDirectory:
-    return WeightDirectory(
-        run_directory(trainer), needed_bytes=VERSIONS_KEPT * trainer.exporter.bytes_needed()
-    )
+    needed = needed_bytes(trainer.exporter.bytes_needed(), trainer.args.rollout_workers)
+    return WeightDirectory(run_directory(trainer), needed_bytes=needed)

@@ -60,26 +60,14 @@ def test_a_version_may_be_written_again(directory):
     assert os.listdir(directory.path(PolicyVersion(0, 1))) == ["b"]
 
 
-def test_two_full_versions_and_four_adapters_are_kept(directory):
-    for step in range(1, 7):
+def test_only_what_is_needed_is_kept(directory):
+    for step in range(1, 4):
         write(directory, step)
-    directory.retire(PolicyVersion(0, 6))
-    assert steps(directory) == [5, 6]
-    for step in range(11, 17):
+    for step in range(4, 7):
         write(directory, step, WeightKind.ADAPTER)
-    directory.retire(PolicyVersion(0, 16))
-    assert steps(directory) == [5, 6, 13, 14, 15, 16]
-    assert sorted(os.listdir(directory.root)) == [
-        *(f"adapter-0.{step}" for step in range(13, 17)),
-        *("full-0.5", "full-0.6", "lock"),
-    ]
-
-
-def test_live_weights_and_newer_ones_are_never_deleted(directory):
-    for step in range(1, 7):
-        write(directory, step)
-    directory.retire(PolicyVersion(0, 2))
-    assert steps(directory) == [2, 3, 4, 5, 6]
+    directory.keep_only({PolicyVersion(0, step) for step in (2, 6, 99)})
+    assert steps(directory) == [2, 6]
+    assert sorted(os.listdir(directory.root)) == ["adapter-0.6", "full-0.2", "lock"]
 
 
 def test_it_is_private_and_removed_once(directory):
@@ -115,12 +103,19 @@ def test_what_an_ended_run_left_is_removed_and_that_of_a_living_one_is_not(memor
     ended.wait()
     stale = memory / f"swift-rlx-{os.getuid()}-{ended.pid}-abcd"
     (stale / "full-0.1").mkdir(parents=True)
+    container = memory / f"swift-rlx-{os.getuid()}-{os.getpid()}-efgh"  # ours has the number of its process now
+    container.mkdir()
+    (container / "lock").touch()
+    begun = memory / f"swift-rlx-{os.getuid()}-{os.getpid()}-ijkl"  # by a process that has not locked it yet
+    begun.mkdir()
     other_user = memory / f"swift-rlx-{os.getuid() + 1}-{ended.pid}-abcd"
     other_user.mkdir()
     elsewhere = memory / f"swift-rlx-{os.getuid()}-{ended.pid}-locked"
     directory.root.rename(elsewhere)  # as if a living process of another container had made it
     WeightDirectory(shared_memory=memory).remove()
     assert not stale.exists()
+    assert not container.exists()
+    assert begun.exists()
     assert other_user.exists()
     assert elsewhere.exists()
     elsewhere.rename(directory.root)
