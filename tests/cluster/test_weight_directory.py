@@ -103,7 +103,9 @@ def test_what_an_ended_run_left_is_removed_and_that_of_a_living_one_is_not(memor
     ended.wait()
     stale = memory / f"swift-rlx-{os.getuid()}-{ended.pid}-abcd"
     (stale / "full-0.1").mkdir(parents=True)
-    container = memory / f"swift-rlx-{os.getuid()}-{os.getpid()}-efgh"  # ours has the number of its process now
+    container = (
+        memory / f"swift-rlx-{os.getuid()}-{os.getpid()}-efgh"
+    )  # ours has the number of its process now
     container.mkdir()
     (container / "lock").touch()
     begun = memory / f"swift-rlx-{os.getuid()}-{os.getpid()}-ijkl"  # by a process that has not locked it yet

@@ -48,9 +48,7 @@ def test_room_for_adapters_follows_from_what_is_published_to_vllm(
 
     monkeypatch.setattr(pipeline_plan, "_pipeline", end)
     with pytest.raises(Planned):
-        pipeline_runs.train(
-            tiny_model, write_rows(8), tmp_path / "out", rollout_backend="vllm", **changes
-        )
+        pipeline_runs.train(tiny_model, write_rows(8), tmp_path / "out", rollout_backend="vllm", **changes)
     assert found == [(kind, room)]
 
 
