@@ -2,13 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from swift.utils import get_logger
 from torch import nn
 
@@ -23,6 +24,7 @@ from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
 from swift_rlx.trainers.group_scoring import GroupScorer, SpreadFilter
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
+from swift_rlx.trainers.startup import longest_prompt
 from swift_rlx.types import PolicyVersion, SamplingParams
 
 logger = get_logger()
@@ -78,7 +80,7 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         request_timeout_s=args.rollout_timeout_s,
         retries=args.rollout_retries,
         warm_up_limit_s=WARM_UP_S,
-        outage_limit_s=OUTAGE_S,
+        outage_limit_s=max(OUTAGE_S, args.rollout_start_timeout_s),
         sampling=sampling,
         seed=args.seed,
     )
@@ -119,9 +121,11 @@ def engine_specs(trainer: Any, name: str, config: RolloutConfig) -> tuple[Engine
             loader_options=_loader_options(trainer) | {"num_devices": len(ids)} if needs_swift else {},
             dtype=str(_dtype(model)).removeprefix("torch."),
             devices=tuple(ids),
-            max_model_len=options.get("max_model_len") or info.max_model_len,
+            max_model_len=options.get("max_model_len") or _most_tokens(trainer, name, ids),
             max_inflight=config.most_inflight(args.rollout_workers),
             max_adapter_rank=max(16, getattr(adapter, "r", 0) or 0) if adapter is not None else 0,
+            not_loaded=tuple(sorted(_not_loaded(model))),
+            memory_share=1.0 if ids else 1.0 / args.rollout_workers,
             seed=args.seed,
             options={k: v for k, v in options.items() if k not in not_for_engine}
             | (
@@ -136,6 +140,27 @@ def engine_specs(trainer: Any, name: str, config: RolloutConfig) -> tuple[Engine
 
 def _dtype(model: nn.Module) -> torch.dtype:
     return next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+def _most_tokens(trainer: Any, name: str, devices: Sequence[str]) -> int | None:
+    """Of a prompt with its answer; the model's own limit where that is not known, or costs nothing.
+
+    On a CPU vLLM reads a whole prompt in one step and sizes that, and the memory that it takes, for the longest one.
+    """
+    window: int | None = trainer.template.model_info.max_model_len
+    if name != "vllm" or devices or trainer.multi_turn_scheduler is not None:
+        return window
+    longest = longest_prompt(trainer.train_dataset, trainer.template)
+    if longest is None:
+        return window
+    most = longest + int(trainer.args.max_completion_length)
+    return most if window is None else min(window, most)
+
+
+def _not_loaded(model: nn.Module) -> set[str]:
+    """Patterns of tensors that transformers leaves in the files of this model, such as those of further heads."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    return set(getattr(base, "_keys_to_ignore_on_load_unexpected", None) or ())
 
 
 def _needs_swift(trainer: Any) -> bool:
@@ -185,6 +210,7 @@ def start_pipeline(trainer: Any) -> None:
             version=trainer.policy_version,
             columns=tuple(trainer.reward_func_names),
             run_directory=run_directory(trainer),
+            start_limit_s=args.rollout_start_timeout_s,
         )
         trainer.pipeline = _pipeline(trainer, plan, first)
 

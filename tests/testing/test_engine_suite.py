@@ -143,6 +143,52 @@ class Stubborn(FakeEngine):
         return result
 
 
+class Doubling(FakeEngine):
+    """Knows not which ids are in flight."""
+
+    async def generate(self, request, *watch):
+        self._running.discard(request.request_id)
+        return await super().generate(request, *watch)
+
+
+class Leaking(FakeEngine):
+    """Has two places, and does not get them back from who is cancelled."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.places = asyncio.Semaphore(2)
+
+    async def generate(self, request, *watch):
+        await self.places.acquire()
+        try:
+            answer = await super().generate(request, *watch)
+        except BackendRejected:
+            self.places.release()
+            raise
+        self.places.release()
+        return answer
+
+
+class KeepsItsPrefixes(FakeEngine):
+    """Begins an answer as it did under the weights that first read its prompt, if that fills a block of a cache."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.cached = {}
+
+    async def _sample(self, request, *watch):
+        ids, served = request.prompt.token_ids.tolist(), self._weights
+        if len(ids) < 16:
+            return await super()._sample(request, *watch)
+        table = served.logits_VV.copy()
+        table[ids[-1]] = self.cached.setdefault(tuple(ids), table[ids[-1]])
+        self._weights = replace(served, logits_VV=table)
+        try:
+            return await super()._sample(request, *watch)
+        finally:
+            self._weights = served
+
+
 class Stale(FakeEngine):
     """Acknowledges weights without using them."""
 
@@ -187,10 +233,15 @@ PLANTED = [
     (Lenient, "a_bad_request_is_rejected_and_harms_nobody_else: an empty prompt gave 'an answer'"),
     (Brittle, "a_bad_request_is_rejected_and_harms_nobody_else: beside bad requests a good one gave"),
     (Stubborn, "a_request_that_nobody_waits_for_any_more_ends: raised BackendRejected"),
+    (
+        Doubling,
+        "an_id_that_is_in_flight_is_refused: two requests of one id gave ['Completion', 'Completion']",
+    ),
     (Immortal, "closing_twice_is_once: a request after it is answered"),
 ]
 PLANTED_IN_WEIGHTS = [
     (Stale, "published_weights_are_served: the probe of 0.1 is"),
+    (KeepsItsPrefixes, "published_weights_are_served: an answer after 0.1 was published has log-probs"),
     (FalselyPinned, "an answer that is pinned to step"),
     (FallingVersions, "answers_in_flight_live_through_publishing_as_declared: an answer in flight from step"),
 ]
@@ -200,6 +251,14 @@ PLANTED_IN_WEIGHTS = [
 def test_a_planted_fault_is_found(tmp_path, kind, finding):
     with pytest.raises(AssertionError, match=re.escape(finding)):
         check_engine(lambda: engine_of(tmp_path, kind, token_s=0.0), case(tmp_path, weights=()))
+
+
+def test_an_engine_that_loses_the_places_of_cancelled_requests_is_found(tmp_path):
+    few = case(tmp_path, weights=(), max_inflight=2, limit_s=1.0)
+    with pytest.raises(
+        AssertionError, match="a_request_that_nobody_waits_for_any_more_ends: not done after 1 s"
+    ):
+        check_engine(lambda: engine_of(tmp_path, Leaking, token_s=0.001), few)
 
 
 @pytest.mark.parametrize(
