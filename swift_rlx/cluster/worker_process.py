@@ -64,8 +64,8 @@ class WorkerProcess:
     `run_directory`: where its log `<name>.log` goes. `environment`: laid over the trainer's. `start_limit_s`: how long
     it may take until its engine answers. `silence_limit_s`: without a sign of life for that long it is killed.
     `stall_limit_s`: so is it where its engine has requests and is without a word for that long; by default more on a
-    CPU. `close_grace_s`: how long it may take to end when asked. `probe_difference`: nats, of the last weights that came
-    with a probe. `start_number`: how often it was started.
+    CPU. `close_grace_s`: how long it may take to end when asked. `probe_difference`: nats, of the last weights that
+    came with a probe. `start_number`: how often it was started.
 
     Where the process has ended, or a new one is not ready, every call raises `WorkerAbsent`; `health` starts a new one.
     """
