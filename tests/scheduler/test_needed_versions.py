@@ -13,7 +13,7 @@ from small_run import settings
 from swift_rlx.backends import WeightUpdate
 from swift_rlx.cluster import WeightDirectory, needed_bytes
 from swift_rlx.cluster.weight_directory import HEADERS_BYTES
-from swift_rlx.errors import BackendUnavailable, WorkerDied
+from swift_rlx.errors import WorkerAbsent, WorkerDied
 from swift_rlx.scheduler import IterableSource, RolloutScheduler
 from swift_rlx.testing.fake_backend import ConstantLatency, FakeBackend, FakeScript, Fault
 from swift_rlx.testing.virtual_clock import run_virtual
@@ -88,13 +88,13 @@ def test_a_worker_that_is_brought_back_reads_to_the_end_what_has_long_been_repla
         return Fault(WorkerDied) if next(number) == 4 else None
 
     def is_starting():  # after it was asked at the start of the run
-        return BackendUnavailable("it is being started") if 1 <= next(health) <= 4 else None
+        return WorkerAbsent("it is being started") if 1 <= next(health) <= 4 else None
 
     script = FakeScript(ConstantLatency(0.5), publish_s=LOAD_S, fault=fault, health_fault=is_starting)
     back = Reader("worker-0", script)
     other = Reader("worker-1", FakeScript(ConstantLatency(0.5)))
     trainer = Trainer(tmp_path, [back, other])
-    run_virtual(trainer.run(40))
+    run_virtual(trainer.run(120))
     assert len(back.published) > 2
     assert len(other.published) > 2 * len(back.published), "it was replaced meanwhile"
     assert planned(1) <= trainer.most_bytes <= planned(2)
