@@ -1,4 +1,4 @@
-"""What bounds the start, the end and the silence of a worker process."""
+"""What bounds the start, the end and the silence of a worker process, and what it is before and after."""
 
 from __future__ import annotations
 
@@ -63,3 +63,30 @@ def test_an_engine_on_a_cpu_may_take_longer_to_say_how_it_is(tmp_path):
         for limit in (None, 7.0)
     ]
     assert limits == [300.0, 7.0, 45.0, 7.0]
+
+
+def test_a_worker_that_was_not_started_or_is_closed_says_so(tmp_path):
+    one = worker(tmp_path)
+
+    async def main():
+        with pytest.raises(BackendUnavailable, match="was not started: await its `start` first"):
+            await one.generate(request())
+        with pytest.raises(BackendUnavailable, match="was not started"):
+            _ = one.capabilities
+        await one.abort(["r"])
+        await one.close()
+        await one.close()
+        with pytest.raises(BackendUnavailable, match="'worker-0' is closed"):
+            await one.start()
+
+    asyncio.run(main())
+
+
+def test_the_ranks_of_the_trainer_are_not_told_to_workers(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANKING", "kept")
+    environment = launch._environment({"OMP_NUM_THREADS": "2"})
+    assert not {"RANK", "TORCHELASTIC_RUN_ID"} & environment.keys()
+    assert environment["RANKING"] == "kept"
+    assert environment["OMP_NUM_THREADS"] == "2"

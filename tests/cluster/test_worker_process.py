@@ -14,7 +14,7 @@ import pytest
 from worker_runs import PROBE_IDS, end_of, request, until, weights, worker
 
 from swift_rlx.backends.progress import joined, sampled_part, shared_tokens
-from swift_rlx.cluster import hosted_process, launch, worker_process
+from swift_rlx.cluster import hosted_process, worker_process
 from swift_rlx.cluster.messages import Progress
 from swift_rlx.errors import (
     BackendRejected,
@@ -383,30 +383,3 @@ def test_a_worker_that_dies_again_and_again_without_an_answer_is_given_up(tmp_pa
         assert one._starts_in_vain == 0
 
     run(one, body)
-
-
-def test_a_worker_that_was_not_started_or_is_closed_says_so(tmp_path):
-    one = worker(tmp_path)
-
-    async def main():
-        with pytest.raises(BackendUnavailable, match="was not started: await its `start` first"):
-            await one.generate(request())
-        with pytest.raises(BackendUnavailable, match="was not started"):
-            _ = one.capabilities
-        await one.abort(["r"])
-        await one.close()
-        await one.close()
-        with pytest.raises(BackendUnavailable, match="'worker-0' is closed"):
-            await one.start()
-
-    asyncio.run(main())
-
-
-def test_the_ranks_of_the_trainer_are_not_told_to_workers(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("RANKING", "kept")
-    environment = launch._environment({"OMP_NUM_THREADS": "2"})
-    assert not {"RANK", "TORCHELASTIC_RUN_ID"} & environment.keys()
-    assert environment["RANKING"] == "kept"
-    assert environment["OMP_NUM_THREADS"] == "2"
