@@ -26,7 +26,9 @@ class EngineSpec:
 
     `model`: directory of the weights that it starts with. `loader`: dotted path "module:function" of what loads
     them for `transformers`; None: `AutoModelForCausalLM`. `devices`: accelerator ids of this worker; empty: CPU.
-    `max_adapter_rank`: of the LoRA adapters that will be published; 0: none will be. `options`: the engine's own.
+    `max_adapter_rank`: of the LoRA adapters that will be published; 0: none will be. `not_loaded`: regular expressions
+    of tensors that the model's files may hold beyond what is published. `memory_share`: of what is free on the machine,
+    where workers share it. `options`: the engine's own.
     """
 
     name: str
@@ -39,6 +41,8 @@ class EngineSpec:
     max_model_len: int | None = None
     max_inflight: int = 32
     max_adapter_rank: int = 0
+    not_loaded: tuple[str, ...] = ()
+    memory_share: float = 1.0
     seed: int = 0
     options: Mapping[str, object] = field(default_factory=dict)
 

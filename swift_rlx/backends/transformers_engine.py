@@ -83,10 +83,13 @@ class TransformersEngine:
         self._decoder.call(partial(self._decoder.abort, frozenset(request_ids)))
 
     async def publish(self, version: PolicyVersion, payload: object) -> None:
-        """Serve a `WeightFiles`; answers in flight go on under it. Raises `BackendRejected` where it does not fit."""
+        """Serve a `WeightFiles`; answers in flight go on under it.
+
+        Raises `BackendRejected` where it does not fit, and `WorkerDied` where the weights are half of each now.
+        """
         if not isinstance(payload, WeightFiles):
             raise BackendRejected(f"weights of type '{type(payload).__name__}' are refused: give WeightFiles")
-        self._raise_if_ended()  # after a publish that failed midway this one repairs it
+        self._raise_if_broken()
         await self._call(partial(self._apply, version, payload))
 
     async def logprobs(self, token_ids: IntArray) -> FloatArray:
@@ -96,9 +99,12 @@ class TransformersEngine:
         return await self._call(partial(self._forward, token_ids))
 
     async def health(self) -> Health:
-        """The version that the model has. Raises `WorkerDied` where it has none as a whole, or was lost."""
+        """The version that the model has, said by the thread between two tokens: so one that hangs is found.
+
+        Raises `WorkerDied` where the model has none as a whole, or the thread has ended by a fault.
+        """
         self._raise_if_broken()
-        return Health(self._decoder.version)
+        return Health(await self._call(lambda: self._decoder.version))
 
     async def close(self) -> None:
         """End the thread; requests in flight fail."""
@@ -107,9 +113,12 @@ class TransformersEngine:
     def _apply(self, version: PolicyVersion, files: WeightFiles) -> None:
         try:
             self._weights.apply(files)
-        finally:
-            if self._weights.is_torn:  # no answer goes on under weights that are half of each
-                self._decoder.fail_all(WorkerDied(f"publish {version} failed midway"))
+        except Exception as error:
+            if not self._weights.is_torn:
+                raise
+            lost = WorkerDied(f"publish {version} failed midway with {one_line(error)}")
+            self._decoder.fail_all(lost)  # no answer goes on under weights that are half of each
+            raise lost from error
         self._decoder.restart(version)
 
     @torch.no_grad()
@@ -153,14 +162,11 @@ class TransformersEngine:
         for future in list(self._futures.values()):
             _settle(future, self._error)
 
-    def _raise_if_ended(self) -> None:
+    def _raise_if_broken(self) -> None:
         if self._error is not None:
             raise type(self._error)(f"engine '{self.name}' cannot serve: {self._error}")
-
-    def _raise_if_broken(self) -> None:
-        self._raise_if_ended()
         if self._weights.is_torn:
-            raise WorkerDied(f"engine '{self.name}' cannot serve: a publish failed midway; publish again")
+            raise WorkerDied(f"engine '{self.name}' cannot serve: a publish failed midway")
 
     def _check_prompt(self, prompt: Prompt) -> None:
         ids, limit = prompt.token_ids, self._loaded.max_length

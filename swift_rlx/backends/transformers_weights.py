@@ -25,11 +25,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class ModelWeights:
-    """Replaces the weights of `model` in place.
-
-    `is_torn` is true after an error in the middle, until weights were applied as a whole: the model is then of no
-    use.
-    """
+    """Replaces the weights of `model` in place. `is_torn`: an error in the middle has left it half of each."""
 
     def __init__(self, model: Any) -> None:
         self.is_torn = False

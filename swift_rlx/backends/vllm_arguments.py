@@ -49,7 +49,7 @@ PINNED_VERSIONS_IN_MEMORY = 12
 
 KV_BLOCK_TOKENS = 128
 KV_MEMORY_SHARE = 0.25
-"""Of the memory that is free, at most this much is taken for keys and values on a CPU."""
+"""Of the free memory that a worker has a share of, at most this much is taken for keys and values on a CPU."""
 MIN_KV_BYTES = 64 << 20
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -84,13 +84,20 @@ def engine_arguments(spec: EngineSpec, known: Collection[str]) -> EngineArgument
                 f" {' or '.join(OURS)}"
             )
     update = _choice(WeightUpdate, "weight_update", own.get("weight_update", "keep"))
-    transfer = _choice(WeightTransfer, "weight_transfer", own.get("weight_transfer", "file"))
-    if transfer is not WeightTransfer.FILE and not spec.devices:
-        raise ConfigError(
-            f"the vLLM option 'weight_transfer' is '{transfer.value}', which needs an accelerator: use 'file' on a CPU"
-        )
+    transfer = weight_transfer(own.get("weight_transfer", "file"))
     adapters = _adapter_arguments(spec, options, update)
     return EngineArguments({**_defaults(spec), **options, **adapters, **_fixed(spec)}, update, transfer)
+
+
+def weight_transfer(value: object) -> WeightTransfer:
+    """The option of that name. Raises `ConfigError` for one that cannot be used."""
+    transfer: WeightTransfer = _choice(WeightTransfer, "weight_transfer", value)
+    if transfer is not WeightTransfer.FILE:
+        raise ConfigError(
+            f"the vLLM option 'weight_transfer' is '{transfer.value}', which the trainer does not drive yet: use"
+            " 'file', which goes through shared memory on every device"
+        )
+    return transfer
 
 
 def _choice(kind: type[Any], option: str, value: object) -> Any:
@@ -180,7 +187,7 @@ def kv_cache_bytes(spec: EngineSpec, free_bytes: int | None = None) -> int | Non
     except (OSError, KeyError, ValueError, TypeError):
         return None
     blocks = spec.max_inflight * (length // KV_BLOCK_TOKENS + 1) + 1
-    free = _free_bytes() if free_bytes is None else free_bytes
+    free = spec.memory_share * (_free_bytes() if free_bytes is None else free_bytes)
     return int(max(MIN_KV_BYTES, min(blocks * KV_BLOCK_TOKENS * token_bytes, KV_MEMORY_SHARE * free)))
 
 

@@ -1,7 +1,8 @@
 """What we use of vLLM: its version, and the names and parameters that have to exist.
 
 Everything here exists in the supported versions. In another version the contract decides: what it does not find is
-refused by name before a model is loaded, instead of failing in the middle of a run.
+refused by name before a model is loaded, instead of failing in the middle of a run. What only the transfers from card
+to card use (`vllm_device_transfer.py`) is not in it, since nothing drives them yet.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ CALLABLES: dict[str, tuple[str, ...]] = {
     f"{ENGINE}.shutdown": (),
     f"{ENGINE}.get_tokenizer": (),
     "vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config": (),
+    "vllm.config:ModelConfig.get_head_size": (),
     f"{TRANSFER}.factory:WeightTransferEngineFactory.register_engine": (
         "name",
         "module_path_or_cls",
@@ -80,12 +82,15 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "max_cpu_loras",
         "lora_target_modules",
         "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "enable_chunked_prefill",
         "kv_cache_memory_bytes",
         "weight_transfer_config",
         "disable_log_stats",
     ),
     "vllm.lora.request:LoRARequest": ("lora_name", "lora_int_id", "lora_path", "load_inplace"),
     "vllm.config:WeightTransferConfig": ("backend",),
+    "vllm.config:ModelConfig": ("hf_config", "hf_text_config"),
     "vllm.outputs:CompletionOutput": ("token_ids", "logprobs", "finish_reason", "weight_versions"),
     f"{TRANSFER}.base:WeightTransferUpdateRequest": ("update_info",),
     f"{TRANSFER}.base:WeightTransferInitRequest": ("init_info",),
@@ -93,7 +98,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.output_processor:OutputProcessor": ("external_req_ids", "request_states"),
     "vllm.v1.engine.output_processor:RequestState": ("weight_version_starts",),
-    ENGINE: ("output_processor",),
+    ENGINE: ("output_processor", "output_handler", "model_config"),
 }
 """What the constructors of these classes set."""
 NAMES = (
@@ -105,6 +110,7 @@ NAMES = (
     "vllm.v1.engine.exceptions:EngineDeadError",
     "vllm.sampling_params:RequestOutputKind.DELTA",
     "vllm:TokensPrompt",
+    "vllm.envs:VLLM_WORKER_MULTIPROC_METHOD",
 )
 
 
@@ -177,7 +183,7 @@ def _all_faults() -> Iterator[str]:
         found, fault = _find(place)
         yield from fault
         if not fault:
-            yield from _missing(place, "attribute", attributes, set(found.__init__.__code__.co_names))
+            yield from _missing(place, "attribute", attributes, _assigned(found))
 
 
 def _find(place: str) -> tuple[Any, list[str]]:
@@ -200,7 +206,13 @@ def _parameters(found: Any) -> set[str] | None:
 def _fields(found: Any) -> set[str]:
     if dataclasses.is_dataclass(found):
         return {field.name for field in dataclasses.fields(found)}
-    return set(found.__struct_fields__)
+    return set(getattr(found, "__struct_fields__", ()))
+
+
+def _assigned(found: Any) -> set[str]:
+    """Names in the code of an `__init__`."""
+    code = getattr(inspect.unwrap(found.__init__), "__code__", None)
+    return set() if code is None else set(code.co_names)
 
 
 def _missing(place: str, kind: str, wanted: tuple[str, ...], there: set[str] | None) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Full weights from the trainer's accelerator to vLLM's, by vLLM's own transfers (NCCL broadcast, CUDA IPC).
 
-Not run on a GPU yet: what is tested is that everything here fits vLLM's interfaces. The default is files in shared
-memory on every device; the option `weight_transfer` of the engine chooses one of these.
+Nothing drives this yet, and it was not run on a GPU: what is tested is that everything here fits vLLM's interfaces.
+Weights are files in shared memory on every device, and the other values of the option `weight_transfer` are refused.
 
     trainer: `sender(...)`, then `send_weights()` for each version
         vLLM's trainer half  ->  `Orders` (its client)  ->  order.json in a directory that is published as a version

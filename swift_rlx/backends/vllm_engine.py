@@ -115,6 +115,8 @@ class VllmEngine:
 
     async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
         """As `Backend.generate`. `WorkerDied`: vLLM has ended, this process has to end too."""
+        if request.request_id in self._answers:
+            raise BackendRejected(f"request '{request.request_id}' is refused: one of that id is in flight")
         answer = Answer(request, self._clock.now(), usable_prefix(request, self._decode))
         parameters = sampling_parameters(request, answer.num_kept, self._stream_tokens)
         if request.prompt.model_inputs:

@@ -8,8 +8,9 @@ from, before the engine is touched.
 from __future__ import annotations
 
 import json
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -53,18 +54,26 @@ def _shapes_of_file(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry["shape"]) for name, entry in entries.items()}
 
 
-def weights_fault(base: Shapes, published: Shapes, *, ties_output: bool) -> str | None:
+def weights_fault(
+    base: Shapes, published: Shapes, *, ties_output: bool, not_loaded: Collection[str] = ()
+) -> str | None:
     """Why `published` are not all weights of the model that was started from `base`, in words, or None.
 
-    `ties_output`: the output layer is the embedding, so that either side may or may not hold it. An empty `base` (a
-    checkpoint in another format) is taken for the same names.
+    `ties_output`: the output layer is the embedding, so that either side may or may not hold it. `not_loaded`: see
+    `EngineSpec`. An empty `base` (a checkpoint in another format) is taken for the same names.
     """
     if not published:
         return "there is no tensor in them"
     if not base:
         return None
+    base = _with_prefix(base, published)
     tied = {name for name in {*base, *published} if name.endswith(OUTPUT_LAYER)} if ties_output else set()
-    for what, names in (("lack", base.keys() - published), ("have in addition", published.keys() - base)):
+    lacking = {
+        name
+        for name in base.keys() - published
+        if not any(re.search(pattern, name) for pattern in not_loaded)
+    }
+    for what, names in (("lack", lacking), ("have in addition", published.keys() - base)):
         if found := sorted(names - tied):
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             return f"they {what} {found[0]}{more}"
@@ -72,3 +81,14 @@ def weights_fault(base: Shapes, published: Shapes, *, ties_output: bool) -> str 
         if base[name] != published[name]:
             return f"{name} is {list(published[name])} and not {list(base[name])}"
     return None
+
+
+def _with_prefix(base: Shapes, published: Shapes) -> Shapes:
+    """`base` under the names that its model has inside one with an output layer, where it was saved without."""
+    if base.keys() & published.keys():
+        return base
+    for prefix in sorted({name.partition(".")[0] for name in published}):
+        inside = {f"{prefix}.{name}": shape for name, shape in base.items()}
+        if inside.keys() & published.keys():
+            return inside
+    return base

@@ -41,6 +41,7 @@ class VllmWeights:
         self._llm = llm
         self._name = spec.name
         self._base = Path(spec.model)
+        self._not_loaded = spec.not_loaded
         self._transfer = arguments.weight_transfer
         self._pins = arguments.pins(spec)
         self._has_adapters = spec.max_adapter_rank > 0
@@ -65,7 +66,8 @@ class VllmWeights:
         """
         directory = Path(files.directory)
         if files.kind is WeightKind.FULL:
-            await self._replace_all(version, directory, len(answers))
+            if not await self._replace_all(version, directory, answers):
+                return
         elif not self._has_adapters:
             raise BackendError(
                 f"engine '{self._name}' was started without room for adapters: publish full weights"
@@ -93,24 +95,26 @@ class VllmWeights:
         finally:
             await self._llm.resume_generation()
 
-    async def _replace_all(self, version: PolicyVersion, directory: Path, num_inflight: int) -> None:
+    async def _replace_all(
+        self, version: PolicyVersion, directory: Path, answers: Collection[Answer]
+    ) -> bool:
+        """Whether weights were moved, and not only the transfer of later ones was agreed on."""
         from vllm.distributed.weight_transfer.base import (
             WeightTransferInitRequest,
             WeightTransferUpdateRequest,
         )
 
-        if (
-            self._has_adapters and num_inflight
-        ):  # vLLM drops all adapters with the weights that they were made for
+        # vLLM drops all adapters with the weights that they were made for
+        if adapted := sum(answer.adapter is not None for answer in answers):
             raise BackendError(
-                f"engine '{self._name}' has {num_inflight} answers in flight that need adapters on the old weights:"
+                f"engine '{self._name}' has {adapted} answers in flight that need adapters on the old weights:"
                 " wait for them, or publish adapters"
             )
         order = self._order(directory)
         if order.init is not None:
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(order.init)))
         if order.update is None:
-            return
+            return False
         update = WeightTransferUpdateRequest(update_info=dict(order.update))
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
@@ -123,6 +127,7 @@ class VllmWeights:
             ) from error
         self.adapter = None
         await self._llm.resume_generation()
+        return True
 
     def _order(self, directory: Path) -> Order:
         """What to tell the transfer. Raises `BackendError` for files that are not all weights of the model."""
@@ -134,7 +139,12 @@ class VllmWeights:
                 )
             return order
         try:
-            fault = weights_fault(shapes(self._base), shapes(directory), ties_output=self._ties_output())
+            fault = weights_fault(
+                shapes(self._base),
+                shapes(directory),
+                ties_output=self._ties_output(),
+                not_loaded=self._not_loaded,
+            )
         except (OSError, ValueError) as error:
             raise BackendError(f"weights in {directory} are refused: {error}") from error
         if fault is not None:

@@ -199,7 +199,7 @@ class Host:
 
     async def _watch(self, limit_s: float) -> None:
         """Ask the engine how it is, while it is not busy with new weights, and see that it makes tokens."""
-        tick_s, last_s = min(WATCH_S, limit_s / 2), time.monotonic()
+        tick_s, last_s, said = min(WATCH_S, limit_s / 2), time.monotonic(), ""
         while True:
             await asyncio.sleep(tick_s)
             elapsed_s, last_s = time.monotonic() - last_s, time.monotonic()
@@ -219,8 +219,10 @@ class Host:
                 return self._end(await self._die(error))
             except WorkerDied as error:
                 return self._end(await self._die(error))
-            except Exception:  # noqa: BLE001 (foreign code; who asks it will hear the same)
-                traceback.print_exc()
+            except Exception as error:  # noqa: BLE001 (foreign code; who asks it will hear the same)
+                if (text := repr(error)) != said:  # once, not every few seconds
+                    traceback.print_exc()
+                    said = text
 
     async def _healthy_or_publishing(self) -> None:
         asking: asyncio.Future[Health] = asyncio.ensure_future(self._engine.health())

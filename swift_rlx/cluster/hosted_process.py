@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import secrets
 import signal
@@ -45,8 +46,13 @@ from swift_rlx.errors import BackendError, RlxError, WorkerDied
 
 LAST_WORDS_S = 0.3
 """How long messages of an ended process may still be on their way."""
+END_S = 10.0
+"""How long a process that was killed may take to end; who waits for it goes on then."""
 EXIT_S = 2.0
 """How long a process that closed its channel may take to end."""
+
+
+logger = logging.getLogger("swift_rlx")
 
 
 class HostedProcess:
@@ -88,16 +94,24 @@ class HostedProcess:
 
     @classmethod
     async def launch(cls, launch: Launch) -> HostedProcess:
-        """Start the process; `ready` tells when it can be asked. Raises `ConfigError` on a system without pidfds."""
+        """Start the process; `ready` tells when it can be asked.
+
+        Raises `ConfigError` on a system without pidfds, `BackendRejected` for a description that is no plain data.
+        """
         check_system()
         ours, theirs = socket.socketpair()
         with theirs:
             channel = await Channel.open(ours, FROM_WORKER)  # the last wait: from here on, nothing gets lost
             log_begin = launch.log_size()
             mark = f"{os.getpid()}.{secrets.token_hex(8)}"
-            process = launch.popen(theirs, mark)
+            try:
+                # What cannot travel is refused here, before there is a process that nobody knows.
+                channel.send(Start(launch.spec, tuple(sys.path), launch.stall_limit_s))
+                process = launch.popen(theirs, mark)
+            except BaseException:
+                channel.close()
+                raise
             guardian().add_group(process.pid, mark)
-            channel.send(Start(launch.spec, tuple(sys.path), launch.stall_limit_s))
             return cls(launch, process, mark, channel, log_begin)
 
     @property
@@ -139,7 +153,16 @@ class HostedProcess:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
         self.kill("was closed")
-        await asyncio.wait({self.ended})
+        await self.wait_end()
+
+    async def wait_end(self) -> None:
+        """Return when the killed group is gone, or cannot be ended."""
+        await asyncio.wait({self.ended}, timeout=END_S)
+        if not self.ended.done():
+            logger.error(
+                f"process {self.pid} of worker '{self._launch.name}' was killed {END_S:g} s ago and does not end: it"
+                " waits inside the system, most likely for a device, which may need a reset; what it holds stays taken"
+            )
 
     def kill(self, reason: str) -> None:
         """End it now with its group; what waits for it gets `WorkerDied` with this reason."""

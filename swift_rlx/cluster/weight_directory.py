@@ -23,39 +23,44 @@ from swift_rlx.types import PolicyVersion
 SHARED_MEMORY = Path("/dev/shm")
 KEPT_ADAPTERS = 4
 """So many of the newest adapters are kept, since an answer may finish on an older one."""
-COPIES = {WeightKind.FULL: 4, WeightKind.ADAPTER: KEPT_ADAPTERS + 3}
-"""So many versions may lie there at a time: live, being applied, offered after that, and being written."""
+MOST_VERSIONS = {WeightKind.FULL: 4, WeightKind.ADAPTER: KEPT_ADAPTERS + 3}
+"""There at a time: live, being taken by the workers, newest, and being written. Beside others a worker that was started
+again may still take one more."""
+HEADERS_BYTES = 1 << 20
+"""Of a version, at most."""
 _PREFIX = "swift-rlx"
 _LOCK = "lock"
 _logger = logging.getLogger("swift_rlx")
 
 
+def needed_bytes(version_bytes: int, workers: int, kind: WeightKind = WeightKind.FULL) -> int:
+    """Room for all versions that are there at a time, each with tensors of `version_bytes`."""
+    return (MOST_VERSIONS[kind] + (workers > 1)) * (version_bytes + HEADERS_BYTES)
+
+
 class WeightDirectory:
     """A new directory of this run, readable by this user only, removed by `remove` or after the end of the process.
 
-    `version_bytes`: of a version of this `kind`. `parent`: where it is made if shared memory has no room for the
-    versions that may lie there at a time; `notice` is then called with a sentence. `shared_memory`: for tests. What
-    ended runs of this user left is removed. Raises `ConfigError` where shared memory is too small and no `parent` is
-    named, or the parent is too small as well.
+    `parent`: where it is made if shared memory has less than `needed_bytes` free (see the function); `notice` is then
+    called with a sentence. `shared_memory`: for tests. What ended runs of this user left is removed. Raises
+    `ConfigError` where shared memory is too small and no `parent` is named, or the parent is too small as well.
     """
 
     def __init__(
         self,
         parent: Path | None = None,
         *,
-        version_bytes: int = 0,
-        kind: WeightKind = WeightKind.FULL,
+        needed_bytes: int = 0,
         notice: Callable[[str], None] = _logger.warning,
         shared_memory: Path = SHARED_MEMORY,
     ) -> None:
         for folder in (shared_memory, parent):
             if folder is not None:
                 _remove_stale(folder)
-        chosen = _choose(parent, COPIES[kind], version_bytes, notice, shared_memory)
+        chosen = _choose(parent, needed_bytes, notice, shared_memory)
         self.root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getuid()}-{os.getpid()}-", dir=chosen))
         self._kinds: dict[PolicyVersion, WeightKind] = {}
-        self._lock = os.open(self.root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = _locked(self.root)
         guardian().add_directory(self.root)
 
     @contextlib.contextmanager
@@ -87,11 +92,10 @@ class WeightDirectory:
         """What is there, oldest first."""
         return tuple(sorted(self._kinds))
 
-    def retire(self, needed: Collection[PolicyVersion]) -> None:
-        """Delete all versions but those `needed` (see `RolloutScheduler.weights_in_use`) and the newest adapters."""
+    def keep_only(self, needed: Collection[PolicyVersion]) -> None:
+        """Delete all other versions, but for the newest adapters."""
         adapters = [version for version in self.versions if self._kinds[version] is WeightKind.ADAPTER]
-        kept = {*needed, *adapters[-KEPT_ADAPTERS:]}
-        for version in set(self._kinds) - kept:
+        for version in self._kinds.keys() - {*needed, *adapters[-KEPT_ADAPTERS:]}:
             shutil.rmtree(self.path(version), ignore_errors=True)
             del self._kinds[version]
 
@@ -106,15 +110,11 @@ class WeightDirectory:
 
 
 def _choose(
-    parent: Path | None, copies: int, version_bytes: int, notice: Callable[[str], None], shared_memory: Path
+    parent: Path | None, needed_bytes: int, notice: Callable[[str], None], shared_memory: Path
 ) -> Path:
-    free, needed_bytes = _free_bytes(shared_memory), copies * version_bytes
-    if free >= needed_bytes:
+    if (free := _free_bytes(shared_memory)) >= needed_bytes:
         return shared_memory
-    need = (
-        f"{copies} versions of the weights, which may lie there at a time, need {_mib(needed_bytes)}, and"
-        f" {shared_memory} has {_mib(free)} free"
-    )
+    need = f"published weights need {_mib(needed_bytes)}, and {shared_memory} has {_mib(free)} free"
     if parent is None:
         raise ConfigError(
             f"{need}; enlarge it (docker run --shm-size, or mount -o remount,size=...) or name a directory for them"
@@ -140,22 +140,30 @@ def _mib(count: int) -> str:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Delete directories of this user whose process is gone and whose lock nobody holds.
-
-    The number alone does not tell: containers that share /dev/shm number their processes on their own.
-    """
+    """Delete directories of this user whose run has ended."""
     for found in folder.glob(f"{_PREFIX}-{os.getuid()}-*-*"):
-        process = found.name.split("-")[3]
         with contextlib.suppress(OSError):
-            if found.stat().st_uid == os.getuid() and not Path("/proc", process).exists() and _is_free(found):
+            if found.stat().st_uid == os.getuid() and _is_left(found):
                 shutil.rmtree(found)
 
 
-def _is_free(directory: Path) -> bool:
+def _locked(directory: Path) -> int:
+    """The descriptor of a lock that is held from the moment at which it is there."""
+    lock = os.open(directory / f"{_LOCK}.tmp", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(directory / f"{_LOCK}.tmp", directory / _LOCK)
+    return lock
+
+
+def _is_left(directory: Path) -> bool:
+    """Whether nobody holds its lock; before there is one, whether its process is gone.
+
+    The number of the process tells nothing more: containers that share /dev/shm number theirs on their own.
+    """
     try:
         lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True
+        return not Path("/proc", directory.name.split("-")[3]).exists()
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -32,6 +32,7 @@ from swift_rlx.cluster.messages import (
     Serving,
     without_columns,
 )
+from swift_rlx.cluster.probe_trail import ProbeTrail
 from swift_rlx.errors import (
     BackendTimeout,
     BackendUnavailable,
@@ -52,6 +53,9 @@ MIN_RESTART_S = 60.0
 """A start after the first may take `RESTART_FACTOR` times as long as that one did, and at least so many seconds."""
 SLOWEST_BYTES_PER_S = 200e6
 """At which an engine takes weights, beside the time that it may be without a word anyway."""
+STALL_LIMIT_S = 45.0
+STALL_LIMIT_ON_CPU_S = 300.0
+"""How long an engine may be without a word. It has one between two steps, and on a CPU a step may take minutes."""
 
 logger = logging.getLogger("swift_rlx")
 
@@ -61,9 +65,9 @@ class WorkerProcess:
 
     `run_directory`: where its log `<name>.log` goes. `environment`: laid over the trainer's. `start_limit_s`: how long
     it may take until its engine answers. `silence_limit_s`: without a sign of life for that long it is killed.
-    `stall_limit_s`: so is it where its engine has requests and is without a word for that long. `close_grace_s`: how
-    long it may take to end when asked. `probe_difference`: nats, of the last weights that came with a probe.
-    `start_number`: how often it was started.
+    `stall_limit_s`: so is it where its engine has requests and is without a word for that long; by default more on a
+    CPU. `close_grace_s`: how long it may take to end when asked. `probe_difference`: nats, of the last weights that
+    came with a probe. `start_number`: how often it was started.
 
     Where the process has ended, or a new one is not ready, every call raises `WorkerAbsent`; `health` starts a new one.
     """
@@ -77,13 +81,14 @@ class WorkerProcess:
         environment: Mapping[str, str] | None = None,
         start_limit_s: float = 600.0,
         silence_limit_s: float = 25.0,
-        stall_limit_s: float = 45.0,
+        stall_limit_s: float | None = None,
         close_grace_s: float = 3.0,
     ) -> None:
         self.name = name
         self.log = run_directory / f"{name}.log"
         self.start_number = 0
         self.probe_difference: float | None = None
+        stall_limit_s = stall_limit_s or (STALL_LIMIT_S if spec.devices else STALL_LIMIT_ON_CPU_S)
         self._launch = Launch(name, spec, self.log, dict(environment or {}), silence_limit_s, stall_limit_s)
         self._start_limit_s = start_limit_s
         self._close_grace_s = close_grace_s
@@ -94,6 +99,7 @@ class WorkerProcess:
         self._starts_in_vain = 0
         self._last_start_s = 0.0
         self._has_published = self._needs_weights = False
+        self._trail = ProbeTrail()
         self._unchecked: tuple[PolicyVersion, Probe] | None = None
 
     async def start(self) -> None:
@@ -212,7 +218,7 @@ class WorkerProcess:
             await process.close(0.0)
             raise late from None
         except RlxError:
-            await asyncio.wait({process.ended})
+            await process.wait_end()
             raise
         took_s = asyncio.get_running_loop().time() - self._last_start_s
         if self.start_number == 1:
@@ -248,11 +254,13 @@ class WorkerProcess:
             return  # other weights were published meanwhile
         fits = served.shape == probe.logprobs.shape
         self.probe_difference = probe.difference(served) if fits else float("inf")
+        what = f"worker '{self.name}' does not serve the weights {version} that it took: its log-probs of the probe"
         if self.probe_difference > probe.tolerance:
             raise WeightMismatch(
-                f"worker '{self.name}' does not serve the weights {version} that it took: its log-probs of the probe"
-                f" differ by {self.probe_difference:.3g} nats, {probe.tolerance:g} are allowed"
+                f"{what} differ by {self.probe_difference:.3g} nats, {probe.tolerance:g} are allowed"
             )
+        if self._trail.stays_behind(probe, served):
+            raise WeightMismatch(f"{what} stay where they were, and the trainer's have moved")
         self._unchecked = None
 
     async def _close(self) -> None:

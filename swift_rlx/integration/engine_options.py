@@ -5,6 +5,7 @@ import os
 from dataclasses import fields
 from typing import Any
 
+from swift_rlx.backends.vllm_arguments import WeightTransfer, weight_transfer
 from swift_rlx.errors import ConfigError
 
 FORWARDED = {
@@ -46,7 +47,7 @@ REPLACED = {
 def engine_options(args: Any, defaults: dict[str, Any]) -> dict[str, Any]:
     """What the user gave for vLLM, by the names of its engine arguments.
 
-    Raises ConfigError where one of `JSON_FLAGS` is no JSON object.
+    Raises ConfigError where one of `JSON_FLAGS` is no JSON object, and for a transfer of weights that is not driven.
     """
     values = {flag: getattr(args, flag) for flag in FORWARDED}
     given = {
@@ -54,7 +55,9 @@ def engine_options(args: Any, defaults: dict[str, Any]) -> dict[str, Any]:
         for flag, value in values.items()
         if value not in (None, defaults[flag])
     }
-    return given | _json_object("vllm_engine_kwargs", args.vllm_engine_kwargs or {})
+    options = given | _json_object("vllm_engine_kwargs", args.vllm_engine_kwargs or {})
+    weight_transfer(options.get("weight_transfer") or WeightTransfer.FILE)
+    return options
 
 
 def _json_object(flag: str, value: Any) -> dict[str, Any]:

@@ -80,6 +80,10 @@ class RolloutFields:
         metadata={"help": "[swift-rlx] Seconds for one answer, then it is asked from another worker."},
     )
     rollout_retries: int = field(default=3, metadata={"help": "[swift-rlx] Further attempts per answer."})
+    rollout_start_timeout_s: float = field(
+        default=600.0,
+        metadata={"help": "[swift-rlx] Seconds that a worker may take to start, its model loaded."},
+    )
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ BOUNDS = (
     Bound("max_staleness", 0, "0 is strictly on-policy"),
     Bound("rollout_timeout_s", 1e-3, "it is a time in seconds"),
     Bound("rollout_retries", 0, "0 gives up at the first failure"),
+    Bound("rollout_start_timeout_s", 1e-3, "it is a time in seconds"),
 )
 ONLY_ASYNC = (
     "rollout_backend",
@@ -110,6 +115,7 @@ ONLY_ASYNC = (
     "weight_update",
     "rollout_timeout_s",
     "rollout_retries",
+    "rollout_start_timeout_s",
 )
 
 

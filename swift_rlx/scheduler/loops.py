@@ -51,8 +51,9 @@ async def publish_loop(state: RunState, publisher: Publisher) -> None:
         await state.events.publish.wait()
         state.events.publish.clear()
         version, payload = state.version, state.payload
-        await publisher.publish(version, payload)
-        state.live, state.live_payload = version, payload
+        with state.using(version):
+            await publisher.publish(version, payload)
+            state.live, state.live_payload = version, payload
         state.capacity.live(version.step)
         state.events.generate.set()
         state.events.live.set()

@@ -38,8 +38,6 @@ class Publisher:
         self._on_failure = on_failure
         self._settled = {worker.name: asyncio.Event() for worker in router.workers}
         router.on_eject = lambda worker: self._settled[worker.name].set()
-        self.applying: PolicyVersion | None = None
-        """What is being published."""
 
     def released(self, worker: Worker) -> None:
         """A slot of the worker was given back."""
@@ -48,12 +46,8 @@ class Publisher:
 
     async def publish(self, version: PolicyVersion, payload: object) -> None:
         """Return when every worker that is not ejected serves `version`; that may be none."""
-        self.applying = version
-        try:
-            while workers := self._lagging(version):  # one may be readmitted meanwhile, with older weights
-                await asyncio.gather(*(self._publish_to(worker, version, payload) for worker in workers))
-        finally:
-            self.applying = None
+        while workers := self._lagging(version):  # one may be readmitted meanwhile, with older weights
+            await asyncio.gather(*(self._publish_to(worker, version, payload) for worker in workers))
 
     def _lagging(self, version: PolicyVersion) -> list[Worker]:
         return [

@@ -132,8 +132,9 @@ class Recovery:
     async def _renew(self, worker: Worker) -> None:
         """Bring the worker to the version that the others serve, which may change meanwhile."""
         version = await served_version(worker)
-        while version != (live := self._state.live):
-            await give_weights(worker, live, self._state.live_payload, self._state.config.publish_limit_s)
+        while version < (live := self._state.live):
+            with self._state.using(live):
+                await give_weights(worker, live, self._state.live_payload, self._state.config.publish_limit_s)
             if (version := await served_version(worker)) != live:
                 raise StalenessError(
                     f"worker '{worker.name}' took weights {live}, but says that it serves {version}"

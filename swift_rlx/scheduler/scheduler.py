@@ -169,7 +169,7 @@ class RolloutScheduler:
         """The trainer has made `steps` optimizer steps since the last call; offer its weights.
 
         Weights may be published in the middle of a generation batch. Returns their version at once. The payload
-        must stay as it is until `published` returns for it or a later one.
+        must stay as it is while its version is among the `needed_versions`.
         """
         state = self._state
         if steps < 1:
@@ -223,14 +223,13 @@ class RolloutScheduler:
 
     @property
     def live(self) -> PolicyVersion:
-        """Of the workers: older weights are not needed any more."""
+        """Of the workers."""
         return self._state.live
 
     @property
-    def weights_in_use(self) -> frozenset[PolicyVersion]:
-        """Versions whose payload is still needed: live, being applied, and the newest, which comes next."""
-        versions = (self._state.live, self._publisher.applying, self._state.version)
-        return frozenset(version for version in versions if version is not None)
+    def needed_versions(self) -> frozenset[PolicyVersion]:
+        """Versions whose payloads have to stay as they are; what came between them is left out."""
+        return self._state.needed_versions
 
     def refresh(self) -> int:
         """Have ready groups with a token older than the trainer's weights generated again; returns how many."""

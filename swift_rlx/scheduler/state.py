@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from swift_rlx.clock import Clock
@@ -81,6 +82,8 @@ class RunState:
     ready: ReadyBuffer
     payload: object = None
     live_payload: object = None
+    in_use: Counter[PolicyVersion] = field(default_factory=Counter)
+    """How often each version is being taken by workers."""
     ledger: TokenLedger = field(default_factory=TokenLedger)
     to_score: deque[OpenGroup] = field(default_factory=deque)
     staleness: Counter[int] = field(default_factory=Counter)
@@ -123,6 +126,20 @@ class RunState:
         """Tokens of an attempt are lost, and the next one makes them again."""
         self.ledger.settle(Fate.FAILED, tokens)
         self.repeated_tokens += tokens
+
+    @contextmanager
+    def using(self, version: PolicyVersion) -> Iterator[None]:
+        """While workers take these weights."""
+        self.in_use[version] += 1
+        try:
+            yield
+        finally:
+            self.in_use -= Counter([version])  # drops what nobody uses
+
+    @property
+    def needed_versions(self) -> frozenset[PolicyVersion]:
+        """Versions whose weights have to stay: being taken, live, and the newest."""
+        return frozenset(self.in_use.keys() | {self.live, self.version})
 
     @property
     def has_admitted_all(self) -> bool:

@@ -123,13 +123,13 @@ class RolloutThread:
         """As `RolloutScheduler.live`."""
         return self._running().live
 
-    def weights_in_use(self) -> frozenset[PolicyVersion]:
-        """As `RolloutScheduler.weights_in_use`."""
+    def needed_versions(self) -> frozenset[PolicyVersion]:
+        """As `RolloutScheduler.needed_versions`."""
 
-        async def in_use() -> frozenset[PolicyVersion]:
-            return self._running().weights_in_use
+        async def needed() -> frozenset[PolicyVersion]:
+            return self._running().needed_versions
 
-        return self._thread.call(in_use())
+        return self._thread.call(needed())
 
     def refresh(self) -> int:
         """As `RolloutScheduler.refresh`."""

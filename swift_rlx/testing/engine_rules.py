@@ -174,17 +174,32 @@ async def a_bad_request_is_rejected_and_harms_nobody_else(subject: Subject) -> A
 
 
 async def a_request_that_nobody_waits_for_any_more_ends(subject: Subject) -> AsyncIterator[str]:
-    """A cancelled `generate` frees its id and its place."""
-    for _ in range(3):
-        request = subject.request(max_tokens=subject.longest)
-        asking = asyncio.ensure_future(subject.engine.generate(request))
-        await asyncio.sleep(0.02)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+    """A cancelled `generate` frees its id, and its place: more are cancelled than the engine has places."""
+    requests = [subject.request(max_tokens=subject.longest) for _ in range(subject.case.max_inflight + 1)]
+    asking = [asyncio.ensure_future(subject.engine.generate(each)) for each in requests]
+    await asyncio.sleep(0.02)
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
     await asyncio.sleep(0.1)
-    answer = await subject.engine.generate(request)
+    answer = await subject.engine.generate(requests[0])
     if fault := answer.fault():
         yield f"the next answer of that id has {fault}"
+
+
+async def an_id_that_is_in_flight_is_refused(subject: Subject) -> AsyncIterator[str]:
+    """The second request of an id: `BackendRejected`. The first goes on."""
+    expected = await subject.answer()
+    request = subject.request()
+    results = await asyncio.gather(
+        *(subject.engine.generate(request) for _ in range(2)), return_exceptions=True
+    )
+    refused = [one for one in results if isinstance(one, BackendRejected)]
+    answers = [one for one in results if isinstance(one, Completion)]
+    if len(refused) != 1 or len(answers) != 1:
+        yield f"two requests of one id gave {[type(one).__name__ for one in results]}, not an answer and a refusal"
+    elif not np.array_equal(answers[0].token_ids, expected.token_ids):
+        yield "the first of two requests of one id did not get its answer"
 
 
 async def closing_twice_is_once(subject: Subject) -> AsyncIterator[str]:
@@ -216,5 +231,6 @@ RULES: tuple[Rule, ...] = (
     an_aborted_answer_has_the_tokens_made_so_far,
     a_bad_request_is_rejected_and_harms_nobody_else,
     a_request_that_nobody_waits_for_any_more_ends,
+    an_id_that_is_in_flight_is_refused,
 )
 CLOSING: Rule = closing_twice_is_once

@@ -21,7 +21,10 @@ import numpy as np
 from swift_rlx.backends import Engine, GenerationRequest, WeightFiles
 from swift_rlx.errors import ConfigError
 from swift_rlx.registry import one_line
-from swift_rlx.types import Completion, FloatArray, IntArray, PolicyVersion, Prompt, SamplingParams
+from swift_rlx.types import Completion, FloatArray, PolicyVersion, Prompt, SamplingParams
+
+LONG_PROMPT = 300
+"""Tokens; caches of prefixes keep blocks of up to 256."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class EngineCase:
 
     `prompt`: token ids after which the engine's distribution is not all but certain. `ends`: token ids that end an
     answer by themselves. `version`: that it serves at first. `weights`: two or more that differ, with probes; without
-    them the rules about publishing are left out. `tolerance`: nats by which log-probs may differ. `limit_s`: seconds
-    for each rule.
+    them the rules about publishing are left out. `max_inflight`: how many answers it makes at a time. `tolerance`:
+    nats by which log-probs may differ. `limit_s`: seconds for each rule.
     """
 
     vocabulary: int
@@ -40,6 +43,7 @@ class EngineCase:
     ends: Sequence[int] = ()
     version: PolicyVersion = field(default_factory=PolicyVersion)
     weights: Sequence[WeightFiles] = ()
+    max_inflight: int = 32
     tolerance: float = 1e-3
     limit_s: float = 120.0
 
@@ -90,14 +94,17 @@ class Subject:
         """Tokens of an answer whose text can still be scored: engines want room for one more."""
         return self.room - 1
 
-    def text(self, completion: Completion) -> IntArray:
-        """Prompt and answer."""
-        return np.concatenate([np.array(self.case.prompt, np.int32), completion.token_ids])
+    @property
+    def long_prompt(self) -> tuple[int, ...]:
+        """The prompt again and again: longer than a block of a prefix cache, where the model has the room."""
+        length = min(LONG_PROMPT, self.case.max_model_len - 24)
+        return tuple(itertools.islice(itertools.cycle(self.case.prompt), length))
 
-    async def scored(self, completion: Completion) -> FloatArray:
+    async def scored(self, completion: Completion, prompt: Sequence[int] | None = None) -> FloatArray:
         """Log-probs of the answer's tokens at temperature 1, under the weights served now."""
-        logprobs = await self.engine.logprobs(self.text(completion))
-        return logprobs[len(self.case.prompt) - 1 :]
+        ids = np.array(self.case.prompt if prompt is None else prompt, np.int32)
+        logprobs = await self.engine.logprobs(np.concatenate([ids, completion.token_ids]))
+        return logprobs[len(ids) - 1 :]
 
     def apart(self, one: FloatArray, other: FloatArray) -> float:
         """The largest difference in nats."""

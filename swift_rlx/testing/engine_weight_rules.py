@@ -19,22 +19,23 @@ BESIDE = 4
 
 async def published_weights_are_served(subject: Subject) -> AsyncIterator[str]:
     """To every later request, also where a cache knows its prompt; the probe and `health` say so."""
-    before = None
+    before, prompt = None, subject.long_prompt
     for files in subject.case.weights:
         assert files.probe is not None
         if before is not None and not files.probe.difference(before) > files.probe.tolerance:
             yield "two of the weights give the same probe: give weights that differ"
-        await subject.answer()  # fills a prefix cache
+        await subject.answer(prompt)  # fills a prefix cache
         version = await _publish(subject, files)
         if (served := (await subject.engine.health()).version) != version:
             yield f"health says {served} after {version} was published"
         before = await subject.engine.logprobs(files.probe.token_ids)
         if (apart := files.probe.difference(before)) > files.probe.tolerance:
             yield f"the probe of {version} is {apart:g} nats off, {files.probe.tolerance:g} are allowed"
-        answer = await subject.answer()
+        answer = await subject.answer(prompt)
         if set(answer.policy_steps.tolist()) != {version.step}:
             yield f"an answer after {version} was published is of steps {answer.policy_steps.tolist()}"
-        if (off := subject.apart(answer.logprobs, await subject.scored(answer))) > subject.case.tolerance:
+        scored = await subject.scored(answer, prompt)
+        if (off := subject.apart(answer.logprobs, scored)) > subject.case.tolerance:
             yield f"an answer after {version} was published has log-probs {off:g} nats off"
 
 

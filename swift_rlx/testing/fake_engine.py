@@ -77,6 +77,8 @@ class FakeEngine:
         if self._is_closed:
             raise BackendUnavailable("the engine is closed")
         self._check(request)
+        if request.request_id in self._running:
+            raise BackendRejected(f"request '{request.request_id}' is refused: one of that id is in flight")
         start_s = self._clock.now()
         self._running.add(request.request_id)
         try:

@@ -131,7 +131,7 @@ class RolloutPipeline:
     def publish(self, files: WeightFiles) -> PolicyVersion:
         """Offer the weights after one more optimizer step; returns at once."""
         version = self.thread.publish(files, steps=1)
-        self.weights.retire(self.thread.weights_in_use())
+        self.weights.keep_only(self.thread.needed_versions())
         return version
 
     def close(self) -> None:

@@ -2,18 +2,20 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from swift.utils import get_logger
 from torch import nn
 
-from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightUpdate
+from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightKind, WeightUpdate
 from swift_rlx.backends.vllm_contract import why_not
-from swift_rlx.cluster.weight_directory import WeightDirectory
+from swift_rlx.cluster.weight_directory import WeightDirectory, needed_bytes
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.placement import this_machine, worker_devices
 from swift_rlx.integration.worker_model import is_resized, vocabulary_of
@@ -24,6 +26,7 @@ from swift_rlx.trainers.group_scoring import GroupScorer, is_late
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
 from swift_rlx.trainers.prompt_encoding import PromptEncoder
 from swift_rlx.trainers.spread_filter import SpreadFilter
+from swift_rlx.trainers.startup import longest_prompt
 from swift_rlx.types import PolicyVersion, SamplingParams
 
 logger = get_logger()
@@ -122,9 +125,11 @@ def engine_specs(trainer: Any, name: str, config: RolloutConfig) -> tuple[Engine
             loader_options=_loader_options(trainer) | {"num_devices": len(ids)} if needs_swift else {},
             dtype=str(_dtype(model)).removeprefix("torch."),
             devices=tuple(ids),
-            max_model_len=options.get("max_model_len") or info.max_model_len,
+            max_model_len=options.get("max_model_len") or _most_tokens(trainer, name, ids),
             max_inflight=config.most_inflight(args.rollout_workers),
             max_adapter_rank=max(16, getattr(adapter, "r", 0) or 0) if adapter is not None else 0,
+            not_loaded=tuple(sorted(_not_loaded(model))),
+            memory_share=1.0 if ids else 1.0 / args.rollout_workers,
             seed=args.seed,
             options={k: v for k, v in options.items() if k not in not_for_engine}
             | (
@@ -139,6 +144,27 @@ def engine_specs(trainer: Any, name: str, config: RolloutConfig) -> tuple[Engine
 
 def _dtype(model: nn.Module) -> torch.dtype:
     return next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
+def _most_tokens(trainer: Any, name: str, devices: Sequence[str]) -> int | None:
+    """Of a prompt with its answer; the model's own limit where that is not known, or costs nothing.
+
+    On a CPU vLLM reads a whole prompt in one step and sizes that, and the memory that it takes, for the longest one.
+    """
+    window: int | None = trainer.template.model_info.max_model_len
+    if name != "vllm" or devices or trainer.multi_turn_scheduler is not None:
+        return window
+    longest = longest_prompt(trainer.train_dataset, trainer.template)
+    if longest is None:
+        return window
+    most = longest + int(trainer.args.max_completion_length)
+    return most if window is None else min(window, most)
+
+
+def _not_loaded(model: nn.Module) -> set[str]:
+    """Patterns of tensors that transformers leaves in the files of this model, such as those of further heads."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    return set(getattr(base, "_keys_to_ignore_on_load_unexpected", None) or ())
 
 
 def _needs_swift(trainer: Any) -> bool:
@@ -173,6 +199,8 @@ def start_pipeline(trainer: Any) -> None:
     config = rollout_config(trainer, trainer.encoder.sampling())
     specs = engine_specs(trainer, name, config)
     trainer.prepare_export(name, specs[0].max_adapter_rank)
+    if trainer.exporter.kind is WeightKind.FULL:  # vLLM with room for adapters takes no others beside answers
+        specs = tuple(replace(spec, max_adapter_rank=0) for spec in specs)
     trainer.policy_version = PolicyVersion(
         0 if state is None else state.incarnation + 1, trainer.state.global_step
     )
@@ -186,6 +214,7 @@ def start_pipeline(trainer: Any) -> None:
             version=trainer.policy_version,
             columns=tuple(trainer.reward_func_names),
             run_directory=run_directory(trainer),
+            start_limit_s=args.rollout_start_timeout_s,
         )
         trainer.pipeline = _pipeline(trainer, plan, first)
 
@@ -264,5 +293,7 @@ def share_cores(trainer: Any) -> None:
 
 
 def _weight_directory(trainer: Any) -> WeightDirectory:
-    exporter = trainer.exporter
-    return WeightDirectory(run_directory(trainer), version_bytes=exporter.bytes_needed(), kind=exporter.kind)
+    needed = needed_bytes(
+        trainer.exporter.bytes_needed(), trainer.args.rollout_workers, trainer.exporter.kind
+    )
+    return WeightDirectory(run_directory(trainer), needed_bytes=needed)

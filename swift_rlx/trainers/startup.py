@@ -68,11 +68,24 @@ def _prompt_limit(template: Any, model: Any, args: Any) -> tuple[int | None, str
     )
 
 
+def longest_prompt(dataset: Any, template: Any) -> int | None:
+    """No prompt has more tokens. None: not known, where rows describe tools, which a template words as it likes."""
+    if "tools" in dataset.column_names:
+        return None
+    most = max(_num_bytes(_question(example)) for example in dataset) + template_overhead(template)
+    return most if template.max_length is None else min(most, template.max_length)
+
+
+def _question(example: dict[str, Any]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = deepcopy(example["messages"])
+    remove_response(messages)
+    return messages
+
+
 def _rows_longer_than(limit: int, dataset: Any, template: Any) -> Iterator[tuple[int, int]]:
     with _without_truncation(template):
         for row, example in enumerate(dataset):
-            messages = deepcopy(example["messages"])
-            remove_response(messages)
+            messages = _question(example)
             # A token is at least one byte and a template adds little: most prompts are short without tokenizing.
             if _num_bytes(messages) + template_overhead(template) <= limit:
                 continue

@@ -46,7 +46,12 @@ def published(model, kind, seed, folder):
 def case(loaded, kind, tmp_path):
     weights = [published(loaded.model, kind, seed, tmp_path / f"{seed}") for seed in (1, 2)]
     return EngineCase(
-        vocabulary=300, max_model_len=200, prompt=(20, 21, 22), ends=tuple(loaded.ends), weights=weights
+        vocabulary=300,
+        max_model_len=200,
+        prompt=(20, 21, 22),
+        ends=tuple(loaded.ends),
+        weights=weights,
+        max_inflight=32,
     )
 
 

@@ -36,7 +36,6 @@ from transformers_runs import (
 )
 
 from swift_rlx.backends import BACKENDS
-from swift_rlx.backends.transformers_batch import TokenBatch
 from swift_rlx.backends.transformers_engine import create
 from swift_rlx.backends.transformers_loading import load
 from swift_rlx.errors import BackendRejected, BackendUnavailable, ConfigError
@@ -256,39 +255,6 @@ def test_a_cancelled_request_frees_its_place(tiny):
         return await engine.generate(request(PROMPTS[1], "a"))
 
     assert run(tiny, work, max_inflight=1).num_tokens == 12
-
-
-def test_a_fault_of_the_model_ends_its_answers_and_the_engine_goes_on(tiny):
-    async def work(engine):
-        def fault(module, arguments):
-            hook.remove()
-            raise ValueError("out of memory")
-
-        hook = tiny.model.register_forward_pre_hook(fault)
-        with pytest.raises(BackendUnavailable, match="the model failed with ValueError: out of memory"):
-            await engine.generate(request(PROMPTS[0]))
-        return await engine.generate(request(PROMPTS[0]))
-
-    assert run(tiny, work).num_tokens == 12
-
-
-def test_a_fault_while_batches_are_put_together_ends_both_and_no_more(tiny, monkeypatch):
-    def fault(batch, other):
-        raise MemoryError("no room")
-
-    async def work(engine):
-        paused = PausedModel(tiny.model, at=5)
-        first = asyncio.ensure_future(engine.generate(request(PROMPTS[0], "first", max_tokens=400)))
-        await paused.reached()
-        second = asyncio.ensure_future(engine.generate(request(PROMPTS[1], "second")))
-        monkeypatch.setattr(TokenBatch, "take_over", fault)
-        await paused.go()
-        for flying in (first, second):
-            with pytest.raises(BackendUnavailable, match="the model failed with MemoryError: no room"):
-                await flying
-        return await engine.generate(request(PROMPTS[0], "third"))
-
-    assert run(tiny, work).num_tokens == 12
 
 
 def test_an_answer_of_one_token_is_one_token(tiny):

@@ -1,4 +1,4 @@
-"""The rules for every rollout engine, on vLLM: inside a worker process, and with pinned adapters in this one."""
+"""The rules for every rollout engine, on vLLM: with all weights in a worker process, with adapters in this one."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def case(model: Any, weights: list[WeightFiles]) -> EngineCase:
         vocabulary=300,
         max_model_len=MAX_MODEL_LEN,
         prompt=tuple(range(40, 50)),
+        max_inflight=8,
         ends=(model.config.eos_token_id,),
         weights=weights,
     )
@@ -58,7 +59,8 @@ def test_vllm_in_a_worker_process_keeps_the_rules(tmp_path: Path):
     check_engine(start, case(model, weights))
 
 
-def test_vllm_with_pinned_adapters_keeps_the_rules(tmp_path: Path):
+@pytest.mark.parametrize("update", ["keep", "pin"])
+def test_vllm_with_adapters_keeps_the_rules(tmp_path: Path, update: str):
     folder = save_model(tmp_path / "model", tied=False, ends=True)
     policy, weights = with_adapter(load(folder)), []
     for step in (1, 2, 3):
@@ -70,6 +72,6 @@ def test_vllm_with_pinned_adapters_keeps_the_rules(tmp_path: Path):
         max_model_len=MAX_MODEL_LEN,
         max_inflight=8,
         max_adapter_rank=4,
-        options={"weight_update": "pin"},
+        options={"weight_update": update},
     )
     check_engine(lambda: create(spec), case(policy, weights))

@@ -6,6 +6,8 @@ import json
 import struct
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,10 +89,9 @@ def test_arguments_follow_from_the_description_and_options_override_the_defaults
     assert found.vllm["enforce_eager"] is True  # an option that is None was not given
     assert found.vllm["enable_lora"] is False
     assert (found.weight_update, found.weight_transfer) == (WeightUpdate.KEEP, WeightTransfer.FILE)
-    on_gpus = engine_arguments(spec(devices=("0", "1"), options={"weight_transfer": "nccl"}), KNOWN)
+    on_gpus = engine_arguments(spec(devices=("0", "1"), options={"weight_transfer": "file"}), KNOWN)
     assert on_gpus.vllm["tensor_parallel_size"] == 2
     assert "enforce_eager" not in on_gpus.vllm
-    assert on_gpus.weight_transfer is WeightTransfer.NCCL
 
 
 def test_room_for_adapters_fits_their_rank_and_the_versions_in_flight():
@@ -127,7 +128,14 @@ def test_adapters_are_put_around_the_layers_of_the_model_and_not_around_its_outp
         ({"options": {"gpu_memory": 1}}, "option 'gpu_memory' is unknown"),
         ({"options": {"logprobs_mode": "raw_logprobs"}}, "'logprobs_mode' cannot be given: log-probs are"),
         ({"options": {"weight_update": "now"}}, "'weight_update' is 'now'; it can be 'keep', 'pin'"),
-        ({"options": {"weight_transfer": "ipc"}}, "needs an accelerator: use 'file'"),
+        ({"options": {"weight_transfer": "disk"}}, "'weight_transfer' is 'disk'; it can be 'file', 'ipc'"),
+        *(
+            (
+                {"devices": ("0",), "options": {"weight_transfer": name}},
+                f"is '{name}', which the trainer does not",
+            )
+            for name in ("ipc", "nccl")
+        ),
         ({"max_adapter_rank": 1000}, "adapters of rank 1000 cannot be served by vLLM: it has room up to 512"),
         ({"devices": ("0", "1", "2"), "options": {"pipeline_parallel_size": 2}}, "worker has 3 devices"),
     ],
@@ -143,6 +151,7 @@ def test_memory_for_keys_and_values_holds_all_answers_and_stays_within_a_share(t
     token = 2 * 2 * 2 * 32 * 4
     assert kv_cache_bytes(one, free_bytes=1 << 40) == (640 * 8 + 1) * 128 * token
     assert kv_cache_bytes(one, free_bytes=400_000_000) == 100_000_000
+    assert kv_cache_bytes(replace(one, memory_share=0.25), free_bytes=1_600_000_000) == 100_000_000
     assert kv_cache_bytes(one, free_bytes=0) == MIN_KV_BYTES
     assert kv_cache_bytes(spec(), free_bytes=1 << 40) is None
 
@@ -203,6 +212,26 @@ def test_weights_have_to_be_all_of_the_model_under_its_names():
     )
 
 
+def test_what_the_trained_model_leaves_in_its_files_is_not_lacking_and_nothing_else():
+    base = {"model.a": (1,), "mtp.layer": (2,), "model.mtp.b": (3,)}
+    published = {"model.a": (1,)}
+    fault = partial(weights_fault, ties_output=False, not_loaded=[r"^mtp\."])
+    assert fault(base, published) == "they lack model.mtp.b"
+    assert fault(base, {**published, "model.mtp.b": (3,)}) is None
+    assert fault(base, {}) == "there is no tensor in them"
+    assert fault(base, {**published, "model.mtp.b": (4,)}) == "model.mtp.b is [4] and not [3]"
+
+
+def test_a_checkpoint_without_the_prefix_of_its_model_is_compared_under_it():
+    base = {"h.0.w": (1,), "h.0.attn.bias": (9,), "wte": (2,)}
+    published = {"transformer.h.0.w": (1,), "transformer.wte": (2,)}
+    fault = partial(weights_fault, ties_output=False, not_loaded=["attn.bias"])
+    assert fault(base, published) is None
+    assert fault(base, {"transformer.h.0.w": (1,)}) == "they lack transformer.wte"
+    assert fault(base, {**published, "transformer.wte": (3,)}) == "transformer.wte is [3] and not [2]"
+    assert fault(base, {"other.x": (1,)}) == "they lack h.0.w and 1 more"
+
+
 def test_without_vllm_the_check_says_how_to_install_it_and_the_plugin_is_silent(monkeypatch):
     monkeypatch.setattr(contract, "DISTRIBUTIONS", ("no-such-distribution",))
     assert contract.check() == [f"vLLM is not installed: {contract.INSTALL}"]
@@ -218,14 +247,20 @@ def test_another_version_is_judged_by_what_it_has(monkeypatch):
     monkeypatch.setattr(contract, "installed_version", lambda: "0.99.0")
     monkeypatch.setattr(contract, "NAMES", ("json:loads", "json:no_such_name"))
     monkeypatch.setattr(contract, "CALLABLES", {"json:JSONDecoder.decode": ("s", "twice")})
-    monkeypatch.setattr(contract, "FIELDS", {"swift_rlx.types:Prompt": ("index", "age")})
-    monkeypatch.setattr(contract, "ATTRIBUTES", {"swift_rlx.backends.progress:Draft": ("begin", "end_s")})
+    monkeypatch.setattr(
+        contract, "FIELDS", {"swift_rlx.types:Prompt": ("index", "age"), "json:JSONEncoder": ("x",)}
+    )
+    monkeypatch.setattr(
+        contract, "ATTRIBUTES", {"json:JSONDecoder": ("strict", "lax"), "builtins:object": ("y",)}
+    )
     found = contract.check()
     assert [fault.split(";")[0] for fault in found] == [
         "vLLM 0.99.0 lacks json.no_such_name (module 'json' has no attribute 'no_such_name')",
         "vLLM 0.99.0 has no parameter 'twice' in json.JSONDecoder.decode",
         "vLLM 0.99.0 has no field 'age' in swift_rlx.types.Prompt",
-        "vLLM 0.99.0 has no attribute 'end_s' in swift_rlx.backends.progress.Draft",
+        "vLLM 0.99.0 has no field 'x' in json.JSONEncoder",
+        "vLLM 0.99.0 has no attribute 'lax' in json.JSONDecoder",
+        "vLLM 0.99.0 has no attribute 'y' in builtins.object",
     ]
 
 

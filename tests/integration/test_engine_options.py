@@ -100,6 +100,15 @@ def test_engine_kwargs_that_are_no_json_object_are_refused(text: str, build: Cal
     assert f"--vllm_engine_kwargs {text} is no JSON object" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["ipc", "nccl"])
+def test_a_transfer_of_weights_that_nothing_drives_is_refused(build: Callable[..., Any], name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"'weight_transfer' is '{name}', which the trainer does not drive yet"
+    ):
+        build(vllm_engine_kwargs={"weight_transfer": name})
+    assert build(vllm_engine_kwargs={"weight_transfer": "file"})
+
+
 @pytest.mark.parametrize("flag", ["vllm_limit_mm_per_prompt", "vllm_speculative_config"])
 def test_a_flag_that_holds_json_takes_a_file_too(
     flag: str, build: Callable[..., Any], tmp_path: Path

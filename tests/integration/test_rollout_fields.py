@@ -33,6 +33,7 @@ OTHER: dict[str, Any] = {
     "weight_update": "drain",
     "rollout_timeout_s": 60.0,
     "rollout_retries": 1,
+    "rollout_start_timeout_s": 1800.0,
 }
 
 
@@ -63,7 +64,7 @@ def test_every_field_with_a_lower_bound_is_refused_below_it_and_taken_at_it() ->
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["rollout_timeout_s", "rollout_target_latency_s"])
+@pytest.mark.parametrize("name", ["rollout_timeout_s", "rollout_target_latency_s", "rollout_start_timeout_s"])
 def test_a_time_that_is_no_number_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"--{name} {value} is refused: it is a time in seconds"):
         resolved(**{name: value})
@@ -204,3 +205,5 @@ def test_each_setting_of_the_scheduler_follows_its_field(build: Callable[..., An
     assert (found.train_order, found.stale_tokens) == (TrainOrder.ADMISSION, StaleTokens.DROP)
     assert (found.weight_update, found.request_timeout_s, found.retries) == (WeightUpdate.DRAIN, 60.0, 1)
     assert config(weight_update="auto").weight_update is None
+    assert found.outage_limit_s == 1800.0, "a worker that is started again may take as long"
+    assert config(rollout_start_timeout_s=5.0).outage_limit_s == 600.0

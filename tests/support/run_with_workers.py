@@ -75,7 +75,7 @@ async def main(folder: Path) -> None:
             await scheduler.published(
                 scheduler.publish(WeightFiles(WeightKind.FULL, str(directory.path(version))))
             )
-            directory.retire(scheduler.weights_in_use)
+            directory.keep_only(scheduler.needed_versions)
             say("batch")
     directory.remove()
 

@@ -144,6 +144,52 @@ class Stubborn(FakeEngine):
         return result
 
 
+class Doubling(FakeEngine):
+    """Knows not which ids are in flight."""
+
+    async def generate(self, request, *watch):
+        self._running.discard(request.request_id)
+        return await super().generate(request, *watch)
+
+
+class Leaking(FakeEngine):
+    """Has two places, and does not get them back from who is cancelled."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.places = asyncio.Semaphore(2)
+
+    async def generate(self, request, *watch):
+        await self.places.acquire()
+        try:
+            answer = await super().generate(request, *watch)
+        except BackendRejected:
+            self.places.release()
+            raise
+        self.places.release()
+        return answer
+
+
+class KeepsItsPrefixes(FakeEngine):
+    """Begins an answer as it did under the weights that first read its prompt, if that fills a block of a cache."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.cached = {}
+
+    async def _sample(self, request, *watch):
+        ids, served = request.prompt.token_ids.tolist(), self._weights
+        if len(ids) < 16:
+            return await super()._sample(request, *watch)
+        table = served.logits_VV.copy()
+        table[ids[-1]] = self.cached.setdefault(tuple(ids), table[ids[-1]])
+        self._weights = replace(served, logits_VV=table)
+        try:
+            return await super()._sample(request, *watch)
+        finally:
+            self._weights = served
+
+
 class Stale(FakeEngine):
     """Acknowledges weights without using them."""
 
@@ -236,10 +282,15 @@ PLANTED = [
     (TellsTwice, "what_is_told_is_the_beginning_of_the_answer: chunks begin at [0, 0, 1, 1, 2, 2"),
     (CountsAnew, "an_answer_goes_on_behind_a_prefix_or_begins_anew: behind 1 tokens the answer is"),
     (AnswersTheRest, "an_answer_goes_on_behind_a_prefix_or_begins_anew: behind 4 tokens the answer is"),
+    (
+        Doubling,
+        "an_id_that_is_in_flight_is_refused: two requests of one id gave ['Completion', 'Completion']",
+    ),
     (Immortal, "closing_twice_is_once: a request after it is answered"),
 ]
 PLANTED_IN_WEIGHTS = [
     (Stale, "published_weights_are_served: the probe of 0.1 is"),
+    (KeepsItsPrefixes, "published_weights_are_served: an answer after 0.1 was published has log-probs"),
     (FalselyPinned, "an answer that is pinned to step"),
     (FallingVersions, "answers_in_flight_live_through_publishing_as_declared: an answer in flight from step"),
 ]
@@ -249,6 +300,14 @@ PLANTED_IN_WEIGHTS = [
 def test_a_planted_fault_is_found(tmp_path, kind, finding):
     with pytest.raises(AssertionError, match=re.escape(finding)):
         check_engine(lambda: engine_of(tmp_path, kind, token_s=0.0), case(tmp_path, weights=()))
+
+
+def test_an_engine_that_loses_the_places_of_cancelled_requests_is_found(tmp_path):
+    few = case(tmp_path, weights=(), max_inflight=2, limit_s=1.0)
+    with pytest.raises(
+        AssertionError, match="a_request_that_nobody_waits_for_any_more_ends: not done after 1 s"
+    ):
+        check_engine(lambda: engine_of(tmp_path, Leaking, token_s=0.001), few)
 
 
 @pytest.mark.parametrize(
