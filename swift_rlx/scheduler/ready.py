@@ -95,10 +95,14 @@ class ReadyBuffer:
         """A group was scored."""
         self._groups[ready.group.order] = ready
 
+    def take(self, orders: Iterable[int]) -> list[ReadyGroup]:
+        """Remove and return the groups with these numbers, in this order."""
+        return [self._groups.pop(order) for order in orders]
+
     def take_expired(self, step: int) -> list[ReadyGroup]:
         """Remove and return the groups that cannot be picked at `step` any more."""
         expired = [ready for ready in self._groups.values() if ready.deadline < step]
-        return [self._groups.pop(ready.group.order) for ready in expired]
+        return self.take(ready.group.order for ready in expired)
 
     def available(self, oldest_open: int | None) -> int:
         """How many groups may be picked; `oldest_open`: lowest number of a group that is not ready."""
@@ -118,7 +122,7 @@ class ReadyBuffer:
             chosen = sorted(self._groups)[:count]
         else:
             chosen = [ready.group.order for ready in self._most_urgent(step, count, picks_left, awaited)]
-        return [self._groups.pop(order) for order in chosen]
+        return self.take(chosen)
 
     def _most_urgent(
         self, step: int, count: int, picks_left: int, awaited: Sequence[int]

@@ -17,6 +17,7 @@ from swift_rlx.scheduler.capacity import Capacity
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.groups import GroupBook, OpenGroup
+from swift_rlx.scheduler.journal_entries import Admitted, Dropped, Entry, EntrySink, PickedUp
 from swift_rlx.scheduler.ledger import TokenLedger
 from swift_rlx.scheduler.prompts import PromptSource
 from swift_rlx.scheduler.ready import ReadyBuffer
@@ -90,15 +91,31 @@ class RunState:
     """Groups that were dropped for want of answers or rewards since one became ready."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failed attempts by kind of error."""
+    replay: deque[PickedUp] = field(default_factory=deque)
+    """Batches of an earlier start that the trainer takes again, before any other."""
+    journal: EntrySink | None = None
     is_closing: bool = False
+
+    def note(self, entry: Entry) -> None:
+        """Tell the journal, if there is one."""
+        if self.journal is not None:
+            self.journal.add(entry)
+
+    def admit(self, prompt: Prompt) -> OpenGroup:
+        """Open a group for a prompt, in a place that there is room for."""
+        group = self.book.admit(prompt, self.capacity.admit())
+        self.note(Admitted(group.order, prompt.epoch, prompt.index))
+        return group
 
     def drop(self, group: OpenGroup, record: TrajectoryGroup, reason: DropReason, detail: str = "") -> None:
         """A group ends without training; its tokens are settled and its place is given to another prompt.
 
         Where this has happened to very many in a row, something is wrong with all of them, and the run ends.
         """
-        self.ledger.settle(Fate.FAILED, sum(one.num_sampled for one in group.completions.values()))
+        tokens = sum(one.num_sampled for one in group.completions.values())
+        self.ledger.settle(Fate.FAILED, tokens)
         self.book.drop(group, reason)
+        self.note(Dropped(group.order, reason, tokens))
         self.capacity.drop()
         self.on_end(GroupEnd(record, GroupOutcome.DROPPED, reason, detail))
         self.events.generate.set()
