@@ -1,11 +1,12 @@
 """The durable log of a run between its checkpoints, written by a thread of its own.
 
-The thread hands an entry to the operating system as soon as it gets to it, within milliseconds: from then on it survives
-the death of the process. Once a second it syncs the file: then it survives the loss of power. Entries that come
-while the thread is busy are written together.
+The thread hands an entry to the operating system as soon as it gets to it, within milliseconds: from then on it
+survives the death of the process. Once a second it syncs the file: then it survives the loss of power. Entries that
+come while the thread is busy are written together.
 
-A disk that refuses, because it is full, is asked again for half a minute; meanwhile the run goes on, and entries wait in
-memory. After that, or when the disk has not answered for `STALL_S`, the next call raises a `StoreError`, which ends the run.
+A disk that refuses, because it is full, is asked again for half a minute; meanwhile the run goes on, and entries wait
+in memory. After that, or when the disk has not answered for `STALL_S`, the next call raises a `StoreError`, which ends
+the run.
 
 Nothing is kept before the first snapshot: no checkpoint could use it.
 """
@@ -18,15 +19,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from swift_rlx.errors import StoreError
 from swift_rlx.scheduler.journal_entries import Entry
-from swift_rlx.scheduler.journal_segments import Position, Segment, new_name
+from swift_rlx.scheduler.journal_segments import Position, Segment, new_name, read_past
+from swift_rlx.scheduler.replay import advance
+from swift_rlx.scheduler.resume import RolloutState
 from swift_rlx.scheduler.segment_log import SYNC_S, SegmentLog
+from swift_rlx.types import PolicyVersion
 
 STALL_S = 45.0
 CLOSE_S = 10.0
@@ -35,6 +39,19 @@ logger = logging.getLogger(__name__)
 
 Item = Entry | Callable[[SegmentLog], None]
 """What the thread does next: write an entry, or something else to the log."""
+
+
+def go_on(state: RolloutState, directory: Path) -> tuple[RolloutState, Segment, int]:
+    """A snapshot with what the journal in `directory` has behind it.
+
+    Also the segment in which the next start of the run goes on, and how many bytes at the journal's end were torn.
+    Raises `StoreError` for files that cannot be read, `CheckpointError` for entries that do not follow the snapshot.
+    """
+    past = read_past(directory, state.journal)
+    version = PolicyVersion(max(state.incarnation, past.incarnation), state.version.step)
+    segment = Segment(directory, new_name(), past.end, version.incarnation + 1)
+    advanced = replace(advance(state, past.entries), version=version, journal=segment.name)
+    return advanced, segment, past.cut_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """What a journal keeps of a run: that a prompt was admitted, its group scored or dropped, a batch picked up.
 
-Entries are written in the order in which things happened, so whatever part of their beginning survives a crash is a state
-that the run was in. The trajectories of `Scored` go into the columns of `swift_rlx.store`, everything else into the note
-of their unit, as JSON:
+Entries are written in the order in which things happened, so whatever part of their beginning survives a crash is a
+state that the run was in. The trajectories of `Scored` go into the columns of `swift_rlx.store`, everything else into
+the note of their unit, as JSON:
 
     [["admitted", order, epoch, index], ["scored"], ["dropped", order, reason, tokens],
      ["picked up", step, unfinished, waited, [order, ...]], ...]

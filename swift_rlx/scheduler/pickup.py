@@ -54,9 +54,9 @@ class PickUp:
         picked = self._state.replay.popleft()
         if picked.step != step:
             raise CheckpointError(
-                f"the trainer asks for a batch at optimizer step {step}, but after the checkpoint it took the next one at"
-                f" step {picked.step}; resume with the settings that the checkpoint was made with, or move the journal"
-                " away to go on from the checkpoint alone"
+                f"the trainer asks for a batch at optimizer step {step}, but after the checkpoint it took the next one"
+                f" at step {picked.step}; resume with the settings that the checkpoint was made with, or move the"
+                " journal away to go on from the checkpoint alone"
             )
         return self._hand_over(self._state.ready.take(picked.orders), picked, waited_s=0.0)
 

@@ -2,12 +2,13 @@
 
 The trainer goes back to the weights of the checkpoint. Everything else was decided and paid for, and is taken from the
 journal: batches that were picked up since then are handed to the trainer again, in the same order, with the same
-groups, log-probs, versions and loss masks; groups that were ready are ready; what had not come that far is generated again.
-Not in the journal: rewards that are computed at the pick-up, and the counters of failures and retries since then.
+groups, log-probs, versions and loss masks; groups that were ready are ready; what had not come that far is generated
+again. Not in the journal: rewards that are computed at the pick-up, and the counters of failures and retries since.
 
 While batches are replayed, the trainer's weights are older than those that made the groups which wait for it; they
 are handed out only when it has reached the step at which they were ready. Until the replayed batches and what is open
-fit into the places that the bound allows (`capacity.py`), nothing is generated: it would be over age when its turn comes.
+fit into the places that the bound allows (`capacity.py`), nothing is generated: it would be over age when its turn
+comes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def advance(state: RolloutState, entries: Iterable[Entry]) -> RolloutState:
             history.take(entry)
     except KeyError as error:
         raise CheckpointError(
-            f"the journal speaks of group {error}, which is not open after the checkpoint; move the journal away to go on"
-            " from the checkpoint alone"
+            f"the journal speaks of group {error}, which is not open after the checkpoint; move the journal away to"
+            " go on from the checkpoint alone"
         ) from error
     return history.state()
 

@@ -102,7 +102,10 @@ def with_prompt(group: TrajectoryGroup, prompt: Prompt) -> TrajectoryGroup:
 
 
 def capture(run: RunState, journal: str = "") -> RolloutState:
-    """The snapshot of a run; `journal`: where what comes after it is kept. Tokens of answers that will be generated again are counted as cut."""
+    """The snapshot of a run; `journal`: under which name what comes after it is kept.
+
+    Tokens of answers that will be generated again are counted as cut.
+    """
     ready = {one.group.order: one.group for one in run.ready.groups()}
     tokens = {fate: run.ledger.tokens(fate) for fate in Fate}
     kept = sum(member.completion.num_sampled for group in ready.values() for member in group.members)

@@ -119,6 +119,7 @@ class RolloutScheduler:
         await self._check_served_versions()
         if self._resumed is not None:
             restore(self._resumed, state, self._prompt_of, self._generation.admit_at)
+            self._resumed = None  # its answers go as they are trained
         state.source.on_change(self._source_changed)
         state.supervisor.loop("generate", generate_loop(state, self._generation))
         state.supervisor.loop("score", score_loop(state, self._scoring))

@@ -194,7 +194,7 @@ class RolloutThread:
                 journal=self._journal,
             )
             async with scheduler:
-                self._scheduler = scheduler
+                self._scheduler, self._state = scheduler, None
                 thread.is_up()
                 await thread.stop.wait()
         finally:

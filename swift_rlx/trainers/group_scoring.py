@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +23,7 @@ from swift.utils import get_logger
 from swift_rlx.integration.reward_names import Checked
 from swift_rlx.rewards import AsyncCheckedReward, combine_rewards
 from swift_rlx.scheduler import GroupRejected
-from swift_rlx.types import Completion, DropReason, Prompt, RewardPart, Score
+from swift_rlx.types import Completion, DropReason, Prompt, RewardPart, Score, TrajectoryGroup
 
 logger = get_logger()
 
@@ -123,6 +123,15 @@ class GroupScorer:
         self._pool = ThreadPoolExecutor(threads, "swift-rlx-reward")
         self._watch = AlarmWatch()
         self._one_at_a_time = [threading.Lock() for _ in rewards]
+
+    def go_on_from(self, groups: Iterable[TrajectoryGroup]) -> None:
+        """Groups that an earlier start scored: what they lack was late there, and is late here too."""
+        for group in groups:
+            for member in group.members:
+                scored = {part.name for part in member.score.breakdown}
+                self.late |= {
+                    at for at, one in enumerate(self._rewards) if one is not None and one.name not in scored
+                }
 
     @property
     def _has_more(self) -> bool:

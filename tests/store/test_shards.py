@@ -131,7 +131,9 @@ def test_what_a_full_disk_refused_is_written_by_the_next_flush(tmp_path, monkeyp
     monkeypatch.setattr(os, "pwrite", write_while_there_is_room)
     writer.add([plain_group(0)], "first")
     for note in ("second", "third"):
-        with pytest.raises(StoreError, match=r"a\.arrow' cannot be written: No space left on device; make room"):
+        with pytest.raises(
+            StoreError, match=r"a\.arrow' cannot be written: No space left on device; make room"
+        ):
             writer.flush()
         writer.add([plain_group(1)], note)
     assert read_shard(path).units == ()

@@ -66,7 +66,9 @@ class JournalWatch(Watch):
         held = [(facts(one.group), [mask.tobytes() for mask in one.loss_masks]) for one in batch.groups]
         if self.to_replay:
             step, expected = self.to_replay.pop(0)
-            assert (batch.step, orders) == (step, expected), "another batch than was picked up before the crash"
+            assert (batch.step, orders) == (step, expected), (
+                "another batch than was picked up before the crash"
+            )
             assert held == self.earlier[step, orders], "the same batch, but not as it was"
         self.earlier[batch.step, orders] = held
 
@@ -108,7 +110,9 @@ class JournaledLife(Life):
         picks = [*saved.replay, *_of(PickedUp, behind)]
         watch.to_replay = [(one.step, one.orders) for one in picks]
         ended = {one.order for one in saved.open if one.ready is not None}
-        ended |= {one.group.order for one in _of(Scored, behind)} | {one.order for one in _of(Dropped, behind)}
+        ended |= {one.group.order for one in _of(Scored, behind)} | {
+            one.order for one in _of(Dropped, behind)
+        }
         watch.kept = {keys[order] for order in ended}
         self.replayed += len(picks)
 
