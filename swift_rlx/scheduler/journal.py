@@ -100,9 +100,11 @@ class Journal:
         self._calls_s += time.perf_counter() - begin_s
 
     def cut(self) -> str:
-        """Begin a segment in `directory` and return its name. Raises `StoreError` as `add` does."""
+        """The name of a segment in `directory` that has no entries yet. Raises `StoreError` as `add` does."""
         self._raise_failure()
         before = self._segment
+        if before is not None and before.directory == self._directory and not self._entries_in_segment:
+            return before.name
         follows = Position() if before is None else Position(before.name, self._entries_in_segment)
         segment = Segment(self._directory, new_name(), follows, self._incarnation)
         self._begin(segment)

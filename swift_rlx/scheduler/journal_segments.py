@@ -2,10 +2,11 @@
 
     <directory>/20260214-093012-5f0c9a1e.arrow    name: when it was begun, and a random number
 
-A segment begins with each snapshot, which names it, and with each start of the run. Its metadata holds its position:
-the name of the segment before it, and how many entries that one had. So the entries after a snapshot are those of the
-segment that it names, then of the one whose position is the end of that, and so on. A segment of which a part was
-lost has another end, and nothing follows it; a start that read the shortened one goes on from there.
+A segment begins with a snapshot, which names it, and with each start of the run; it has a file once it has an entry.
+Its metadata holds its position: the name of the segment before it, and how many entries that one had. So the entries
+after a snapshot are those of the segment that it names, then of the one whose position is the end of that, and so on.
+A segment of which a part was lost has another end, and nothing follows it; a start that read the shortened one goes on
+from there.
 """
 
 from __future__ import annotations
