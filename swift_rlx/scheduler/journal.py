@@ -1,8 +1,8 @@
 """The durable log of a run between its checkpoints, written by a thread of its own.
 
-The thread hands an entry to the operating system as soon as it gets to it, within milliseconds: from then on it
-survives the death of the process. Once a second it syncs the file: then it survives the loss of power. Entries that
-come while the thread is busy are written together.
+The thread hands an entry to the operating system at once: from then on it survives the death of the process. After that
+it rests for as long as keeps its share of the time under 1 %, at most `REST_S`; entries that come meanwhile are written
+together. Once a second it syncs the file: then they survive the loss of power.
 
 A disk that refuses, because it is full, is asked again for half a minute; meanwhile the run goes on, and entries wait
 in memory. After that, or when the disk has not answered for `STALL_S`, the next call raises a `StoreError`, which ends
@@ -33,6 +33,9 @@ from swift_rlx.scheduler.segment_log import SYNC_S, SegmentLog
 from swift_rlx.types import PolicyVersion
 
 STALL_S = 45.0
+REST_S = 0.25
+REST_PER_WORK = 150.0
+"""So many times as long as it has worked the thread rests."""
 CLOSE_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -82,6 +85,7 @@ class Journal:
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
+        self._hurry = threading.Event()
         self._failure: StoreError | None = None
         self._busy_since: float | None = None
         self._begin_s, self._calls_s, self._thread_s = time.monotonic(), 0.0, 0.0
@@ -118,6 +122,7 @@ class Journal:
 
     def flush(self, limit_s: float = CLOSE_S) -> bool:
         """Wait until what was added is written; whether that took less than the limit. Raises as `add` does."""
+        self._hurry.set()
         with self._changed:
             is_written = self._changed.wait_for(lambda: self._failure or self._is_idle, limit_s)
         self._raise_failure()
@@ -131,6 +136,7 @@ class Journal:
 
     def close(self) -> None:
         """Write what waits and end the thread; a second call does nothing. Raises nothing: the run is over."""
+        self._hurry.set()
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -171,7 +177,7 @@ class Journal:
             while (items := self._next_items()) is not None:
                 self._work(items)
                 self._log.sync_when_due()
-                self._thread_s = time.thread_time()
+                self._rest()
             self._log.close()
             failure = None
         except StoreError as error:
@@ -194,6 +200,16 @@ class Journal:
             items = list(self._items)
             self._items.clear()
             return items if items or not self._is_closing else None
+
+    def _rest(self) -> None:
+        """Count what was worked, and let others work; entries gather meanwhile."""
+        before, self._thread_s = self._thread_s, time.thread_time()
+        with self._changed:
+            self._busy_since = None
+            self._changed.notify_all()
+        self._hurry.wait(min(REST_PER_WORK * (self._thread_s - before), REST_S))
+        if not self._is_closing:
+            self._hurry.clear()
 
     def _work(self, items: Sequence[Item]) -> None:
         for is_command, run in itertools.groupby(items, callable):

@@ -73,9 +73,11 @@ def to_batch(groups: Iterable[TrajectoryGroup]) -> Batch:
     """The trajectories of the groups as rows. Raises `StoreError` for what has no place in them."""
     import pyarrow as pa
 
-    rows = [_row(group, member) for group in groups for member in group.members]
+    rows = [(group, member) for group in groups for member in group.members]
+    values = _of_trajectories(rows) | _of_completions([member.completion for _, member in rows])
     try:
-        return pa.RecordBatch.from_pylist(rows, schema=columns())
+        arrays = [pa.array(values[column.name], column.type) for column in columns()]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns())
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise StoreError(f"a trajectory does not fit into the columns of the store: {error}") from error
 
@@ -93,35 +95,39 @@ def checksum(batch: Batch, note: str) -> int:
     return zlib.crc32(note.encode(), zlib.crc32(batch.serialize()))
 
 
-def _row(group: TrajectoryGroup, one: Trajectory) -> dict[str, object]:
-    completion = one.completion
-    steps, lengths = _runs(np.asarray(completion.policy_steps, np.int32))
+def _of_trajectories(rows: Sequence[tuple[TrajectoryGroup, Trajectory]]) -> dict[str, list[Any]]:
     return {
-        "prompt_epoch": group.prompt.epoch,
-        "prompt_index": group.prompt.index,
-        "order": group.order,
-        "rounds": group.rounds,
-        "failed": group.failed,
-        "member": one.member,
-        "attempts": one.attempts,
-        "token_ids": np.asarray(completion.token_ids, np.int32),
-        "logprobs": np.asarray(completion.logprobs, np.float32),
-        "policy_steps": steps,
-        "policy_step_lengths": lengths,
-        "sampled": completion.sampled,
-        "incarnation": completion.incarnation,
-        "finish_reason": completion.finish_reason.value,
-        "worker": completion.worker,
-        "submit_s": completion.submit_s,
-        "start_s": completion.start_s,
-        "first_token_s": completion.first_token_s,
-        "finish_s": completion.finish_s,
-        "scored_s": one.scored_s,
-        "reward": one.score.reward,
+        "prompt_epoch": [group.prompt.epoch for group, _ in rows],
+        "prompt_index": [group.prompt.index for group, _ in rows],
+        "order": [group.order for group, _ in rows],
+        "rounds": [group.rounds for group, _ in rows],
+        "failed": [group.failed for group, _ in rows],
+        "member": [one.member for _, one in rows],
+        "attempts": [one.attempts for _, one in rows],
+        "scored_s": [one.scored_s for _, one in rows],
+        "reward": [one.score.reward for _, one in rows],
         "breakdown": [
-            {"name": part.name, "value": part.value, "version": part.version} for part in one.score.breakdown
+            [(part.name, part.value, part.version) for part in one.score.breakdown] for _, one in rows
         ],
-        "info": _info(group, one),
+        "info": [_info(group, one) for group, one in rows],
+    }
+
+
+def _of_completions(completions: Sequence[Completion]) -> dict[str, list[Any]]:
+    runs = _runs([np.asarray(one.policy_steps, np.int32) for one in completions])
+    return {
+        "token_ids": [np.asarray(one.token_ids, np.int32) for one in completions],
+        "logprobs": [np.asarray(one.logprobs, np.float32) for one in completions],
+        "policy_steps": [steps for steps, _ in runs],
+        "policy_step_lengths": [lengths for _, lengths in runs],
+        "sampled": [one.sampled for one in completions],
+        "incarnation": [one.incarnation for one in completions],
+        "finish_reason": [one.finish_reason.value for one in completions],
+        "worker": [one.worker for one in completions],
+        "submit_s": [one.submit_s for one in completions],
+        "start_s": [one.start_s for one in completions],
+        "first_token_s": [one.first_token_s for one in completions],
+        "finish_s": [one.finish_s for one in completions],
     }
 
 
@@ -135,12 +141,19 @@ def _info(group: TrajectoryGroup, one: Trajectory) -> str:
         ) from error
 
 
-def _runs(steps: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The value and the length of each run of equal values."""
-    is_first = np.ones(len(steps), np.bool_)
-    is_first[1:] = steps[1:] != steps[:-1]
+def _runs(
+    steps: Sequence[npt.NDArray[np.int32]],
+) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+    """Of each array the value and the length of each run of equal values."""
+    ends = np.cumsum([len(one) for one in steps], dtype=np.int64)
+    whole = np.concatenate([np.zeros(0, np.int32), *steps])
+    is_first = np.ones(len(whole) + 1, np.bool_)  # of a run; and one behind the end
+    is_first[1:-1] = whole[1:] != whole[:-1]
+    is_first[ends] = True
     begins = np.flatnonzero(is_first)
-    return steps[begins], np.diff(begins, append=len(steps)).astype(np.int32)
+    lengths = np.diff(begins).astype(np.int32)
+    at = np.searchsorted(begins, np.concatenate([[0], ends]))
+    return [(whole[begins[i:j]], lengths[i:j]) for i, j in itertools.pairwise(at.tolist())]
 
 
 def _split(column: Any) -> list[npt.NDArray[Any] | None]:

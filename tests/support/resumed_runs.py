@@ -121,6 +121,7 @@ class Life:
         )
         async with scheduler:
             await train_all(plan, scheduler, watch, begin.step, save)
-            self.stats = scheduler.statistics()
-        self.seconds = loop.time()
+            stats = scheduler.statistics()
+        # A kill while the scheduler closes is one before the end, too.
+        self.stats, self.seconds = stats, loop.time()
         self.checkpoint.trained = watch.trained
