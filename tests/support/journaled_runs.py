@@ -37,6 +37,19 @@ class MemoryLog:
         return replace(advance(state, behind), journal=self.cut())
 
 
+class _Flying(Counter):
+    """Requests in flight by (prompt, member); tells of the prompt of each that is sent."""
+
+    def __init__(self, sent):
+        super().__init__()
+        self._sent = sent
+
+    def __setitem__(self, key, count):
+        if count > self[key]:
+            self._sent(key[0])
+        super().__setitem__(key, count)
+
+
 @dataclass
 class JournalWatch(Watch):
     """Also knows what earlier starts left: `replayed` batches come first, `kept` groups are not generated."""
@@ -49,6 +62,9 @@ class JournalWatch(Watch):
     repeated: list = field(default_factory=list)
     """What was generated although the journal had it."""
 
+    def __post_init__(self):
+        self.flying = _Flying(self.sent)
+
     def on_end(self, end):
         super().on_end(end)
         if end.outcome is GroupOutcome.OVER_AGE:
@@ -57,6 +73,7 @@ class JournalWatch(Watch):
             assert self.made_again[end.group.prompt.key] == 1, "a group was over age twice"
 
     def sent(self, key):
+        """A request for this prompt goes to a worker."""
         if key in self.kept:  # an error raised here would count as one of the worker
             self.repeated.append(key)
 

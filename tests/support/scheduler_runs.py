@@ -182,9 +182,6 @@ class Watch:
         if end.drop_reason is DropReason.TOO_FEW_ANSWERS:
             self.unanswered.add(end.group.prompt.index)
 
-    def sent(self, key):
-        """A request for this prompt goes to a worker."""
-
     def check_batch(self, batch):
         bound = self.plan.config.max_staleness
         assert batch.step == self.step
@@ -219,7 +216,6 @@ class WatchedBackend(FakeBackend):
     async def generate(self, request, *watch):
         self._raise_unless("well")
         key = (request.prompt.key, request.member)
-        self._watch.sent(request.prompt.key)
         flying = self._watch.flying
         flying[key] += 1
         assert flying[key] == 1, f"{key} is generated twice at a time"
