@@ -6,6 +6,7 @@
     ├── PluginError      (RuntimeError)  a name that no package offers, that two offer, or that fails to import
     ├── RewardError      (ValueError)    a reward failed or returned something that is not a reward
     ├── CheckpointError  (RuntimeError)  saved state is missing, torn, or belongs to another run
+    ├── StoreError       (RuntimeError)  trajectories cannot be written to disk, or read from it
     ├── BackendError     (RuntimeError)  a rollout backend did not do what it was asked
     │   ├── BackendTimeout      (TimeoutError)     no answer in time; worth a retry elsewhere
     │   ├── BackendUnavailable  (ConnectionError)  the worker cannot serve now; worth a retry elsewhere
@@ -52,6 +53,10 @@ class RewardError(RlxError, ValueError):
 
 class CheckpointError(RlxError, RuntimeError):
     """Saved training state is missing, torn, or belongs to another kind of run."""
+
+
+class StoreError(RlxError, RuntimeError):
+    """Trajectories cannot be written to disk, or a file of them cannot be read."""
 
 
 class BackendError(RlxError, RuntimeError):

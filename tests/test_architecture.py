@@ -23,7 +23,7 @@ MAX_FUNCTION_LINES = 60  # the aim is 40
 BOOTSTRAP = {"__init__", "__main__", "_boot", "_hooks", "_plugin"}
 ROWS = {
     **dict.fromkeys(["errors", "registry", "types", "clock", *BOOTSTRAP], 0),
-    **dict.fromkeys(["algorithms", "rewards", "backends", "monitors"], 1),
+    **dict.fromkeys(["algorithms", "rewards", "backends", "monitors", "store"], 1),
     **dict.fromkeys(["testing", "scheduler", "cluster"], 2),
     "simulation": 2.5,  # runs the scheduler on the fakes of testing
     **dict.fromkeys(["trainers", "integration"], 3),
@@ -41,6 +41,7 @@ OUTSIDE: dict[str, set[str]] = {
     **{part: {"numpy"} for part in ["backends", "scheduler", "simulation"]},
     "cluster": {"numpy", "msgspec"},
     "monitors": {"numpy", "msgspec"},
+    "store": {"numpy", "pyarrow"},
     "__main__": {"swift"},  # it stands in for ms-swift's own `swift.cli.rlhf`
 }
 ENGINE_FILES: dict[str, set[str]] = {  # they are imported in a worker process alone

@@ -63,7 +63,7 @@ class Generation:
         state = self._state
         had_all = state.has_admitted_all
         while state.capacity.room() and (prompt := state.source.next()) is not None:
-            self.admit(state.book.admit(prompt, state.capacity.admit()))
+            self.admit(state.admit(prompt))
         if state.has_admitted_all and not had_all:
             state.events.train.set()
         for step, group in self._again:
@@ -80,6 +80,13 @@ class Generation:
         load = Load(tokens, is_long=expected is not None and expected >= config.long_tokens)
         for member in range(config.group_size):
             self._lines.add(Job(group, member, load))
+
+    def admit_at(self, group: OpenGroup, step: int) -> None:
+        """`admit` it once the weights of that optimizer step are live."""
+        if step <= self._state.live.step:
+            self.admit(group)
+        else:
+            self._again.append((step, group))
 
     def regenerate(self, group: OpenGroup) -> None:
         """All of a group was over age: make it again, once the trainer's weights of now are live."""

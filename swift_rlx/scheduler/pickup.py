@@ -3,16 +3,19 @@
 A group that is over age as a whole is generated again, once, under weights at least as new as the trainer's were
 then: from then on the trainer does not take a batch after which the pick-ups up to its deadline could not hold
 it, but waits for it. So no prompt is lost to the bound, and none is made for ever.
+
+After a restart the batches of the journal come first, as they were (`replay.py`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from swift_rlx.errors import SchedulingError
+from swift_rlx.errors import CheckpointError, SchedulingError
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupState
+from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.scheduler.ready import ReadyGroup, hand_over
 from swift_rlx.scheduler.state import RunState
 from swift_rlx.types import Fate, TrainBatch, TrainGroup
@@ -28,6 +31,8 @@ class PickUp:
     def try_pick(self, waited_s: float, waited: bool) -> TrainBatch | None:
         """A batch for the trainer's current step, or None while it has to wait. Smaller at the end only."""
         state, step = self._state, self._state.version.step
+        if state.replay:
+            return self._again(step)
         self._send_back(state.ready.take_expired(step))
         count = state.config.batch_groups
         if state.has_admitted_all and state.book.oldest_not_ready() is None:
@@ -37,14 +42,32 @@ class PickUp:
         if not count or available < count or self._must_wait(step, picks_left, awaited):
             self._check_progress(step)
             return None
-        picked = state.ready.pick(step, count, picks_left, awaited)
-        groups = tuple(hand_over(ready, step, state.config) for ready in picked)
+        chosen = state.ready.pick(step, count, picks_left, awaited)
+        orders = tuple(ready.group.order for ready in chosen)
+        unfinished = sum(one.state is not GroupState.READY for one in state.book)
+        picked = PickedUp(step, orders, unfinished, waited)
+        state.note(picked)
+        return self._hand_over(chosen, picked, waited_s)
+
+    def _again(self, step: int) -> TrainBatch:
+        """The batch that the trainer took at this step before the restart."""
+        picked = self._state.replay.popleft()
+        if picked.step != step:
+            raise CheckpointError(
+                f"the trainer asks for a batch at optimizer step {step}, but after the checkpoint it took the next one"
+                f" at step {picked.step}; resume with the settings that the checkpoint was made with, or move the"
+                " journal away to go on from the checkpoint alone"
+            )
+        return self._hand_over(self._state.ready.take(picked.orders), picked, waited_s=0.0)
+
+    def _hand_over(self, chosen: list[ReadyGroup], picked: PickedUp, waited_s: float) -> TrainBatch:
+        state, step = self._state, picked.step
+        groups = tuple(hand_over(ready, step, state.config) for ready in chosen)
         for group in groups:
             self._settle(group, step)
             state.book.train(group.group.order)
             state.on_end(GroupEnd(group.group, GroupOutcome.TRAINED))
-        unfinished = sum(one.state is not GroupState.READY for one in state.book)
-        state.capacity.pick(len(groups), step, unfinished, waited)
+        state.capacity.pick(len(groups), step, picked.unfinished, picked.waited)
         state.events.generate.set()
         return TrainBatch(step, groups, waited_s)
 
@@ -54,8 +77,12 @@ class PickUp:
         return self._state.has_admitted_all and not len(self._state.book)
 
     def refresh(self) -> int:
-        """Have ready groups with a token older than the trainer's weights generated again; returns how many."""
-        older = self._state.ready.take_older(self._state.version.step)
+        """Have ready groups with a token older than the trainer's weights generated again; returns how many.
+
+        Not those that were trained before a restart, in batches that come again.
+        """
+        trained = {order for picked in self._state.replay for order in picked.orders}
+        older = self._state.ready.take_older(self._state.version.step, trained)
         self._send_back(older)
         return len(older)
 

@@ -13,7 +13,7 @@ are ready. By `admission` it gets the groups admitted first, and waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,14 +95,20 @@ class ReadyBuffer:
         """A group was scored."""
         self._groups[ready.group.order] = ready
 
+    def take(self, orders: Iterable[int]) -> list[ReadyGroup]:
+        """Remove and return the groups with these numbers, in this order."""
+        return [self._groups.pop(order) for order in orders]
+
     def take_expired(self, step: int) -> list[ReadyGroup]:
         """Remove and return the groups that cannot be picked at `step` any more."""
         expired = [ready for ready in self._groups.values() if ready.deadline < step]
-        return [self._groups.pop(ready.group.order) for ready in expired]
+        return self.take(ready.group.order for ready in expired)
 
-    def take_older(self, step: int) -> list[ReadyGroup]:
-        """Remove and return the groups with a token made before `step`."""
-        older = [ready for ready in self._groups.values() if ready.losing(0, step)]
+    def take_older(self, step: int, kept: Collection[int] = ()) -> list[ReadyGroup]:
+        """Remove and return the groups with a token made before `step`, but for those with the numbers `kept`."""
+        older = [
+            ready for order, ready in self._groups.items() if order not in kept and ready.losing(0, step)
+        ]
         return [self._groups.pop(ready.group.order) for ready in older]
 
     def available(self, oldest_open: int | None) -> int:
@@ -123,7 +129,7 @@ class ReadyBuffer:
             chosen = sorted(self._groups)[:count]
         else:
             chosen = [ready.group.order for ready in self._most_urgent(step, count, picks_left, awaited)]
-        return [self._groups.pop(order) for order in chosen]
+        return self.take(chosen)
 
     def _most_urgent(
         self, step: int, count: int, picks_left: int, awaited: Sequence[int]

@@ -4,6 +4,7 @@ A snapshot belongs to the weights that the trainer has made by then, and is take
 is trained (or saved by the trainer itself). It holds the groups that are scored and wait, with their answers, and the
 keys of the prompts that were admitted and are not that far: these are generated again, from the pristine prompt, with
 the same seeds. A prompt that was not admitted is not in it: the source goes on behind the first `admitted` ones.
+What a journal says of the time after the snapshot is added to it before the restart (`replay.py`).
 
 After the restart versions are (incarnation + 1, step). Tokens of before keep their steps, and their age goes on to be
 counted in steps; so the bound holds across the restart.
@@ -11,13 +12,14 @@ counted in steps; so the bound holds across the restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swift_rlx.errors import CheckpointError
 from swift_rlx.scheduler.capacity import CapacityCounts
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.groups import OpenGroup
+from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.scheduler.ready import make_ready
 from swift_rlx.scheduler.state import RunState
 from swift_rlx.types import DropReason, Fate, PolicyVersion, Prompt, TrajectoryGroup
@@ -41,7 +43,8 @@ class OpenPrompt:
 class RolloutState:
     """A snapshot of `RolloutScheduler`, plain data; `state_file.py` keeps it in a directory.
 
-    `version`: of the trainer's weights. `open`: in the order of admission. The rest are the counters of
+    `version`: of the trainer's weights, its incarnation that of the newest start which left something in it.
+    `open`: in the order of admission. The rest are the counters of
     `Statistics`. The prompt in `ready` may be a stand-in with nothing but its key.
     """
 
@@ -58,6 +61,10 @@ class RolloutState:
     failovers: int
     failures: Mapping[str, int]
     repeated_tokens: int = 0
+    replay: tuple[PickedUp, ...] = ()
+    """Batches that the trainer takes again before others; their groups are among `open`, with their answers."""
+    journal: str = ""
+    """Under which name a journal keeps what happens after the snapshot."""
 
     @property
     def incarnation(self) -> int:
@@ -94,8 +101,11 @@ def with_prompt(group: TrajectoryGroup, prompt: Prompt) -> TrajectoryGroup:
     return replace(group, prompt=prompt, members=members)
 
 
-def capture(run: RunState) -> RolloutState:
-    """The snapshot of a run. Tokens of answers that will be generated again are counted as cut."""
+def capture(run: RunState, journal: str = "") -> RolloutState:
+    """The snapshot of a run; `journal`: under which name what comes after it is kept.
+
+    Tokens of answers that will be generated again are counted as cut.
+    """
     ready = {one.group.order: one.group for one in run.ready.groups()}
     tokens = {fate: run.ledger.tokens(fate) for fate in Fate}
     kept = sum(member.completion.num_sampled for group in ready.values() for member in group.members)
@@ -118,13 +128,18 @@ def capture(run: RunState) -> RolloutState:
         failovers=run.router.failovers,
         failures=dict(run.failures),
         repeated_tokens=run.repeated_tokens,
+        replay=tuple(run.replay),
+        journal=journal,
     )
 
 
 def restore(
-    state: RolloutState, run: RunState, prompt_of: PromptOf | None, generate: Callable[[OpenGroup], None]
+    state: RolloutState, run: RunState, prompt_of: PromptOf | None, generate: Callable[[OpenGroup, int], None]
 ) -> None:
-    """Open the groups again in their old order: those that are scored as ready, the others through `generate`."""
+    """Open the groups again in their old order: those that are scored as ready, the others through `generate`.
+
+    `generate(group, step)` is to generate a group once the weights of that optimizer step are live.
+    """
     run.book.trained = state.trained
     run.book.dropped.update(state.dropped)
     run.book.regenerated = state.regenerated
@@ -136,6 +151,8 @@ def restore(
         raise CheckpointError(
             f"{len(state.open)} prompts wait in the rollout state; give prompt_of to find them"
         )
+    run.replay.extend(state.replay)
+    begin = _generation_step(state, run)
     for one in state.open:
         assert prompt_of is not None
         prompt = prompt_of(one.index, one.epoch)
@@ -146,6 +163,33 @@ def restore(
             )
         group = run.book.restore(prompt, one.order, one.rounds, one.ready)
         if one.ready is None:
-            generate(group)
+            generate(group, begin)
         else:
             run.ready.add(make_ready(with_prompt(one.ready, prompt), run.config))
+    _check_replay(state.replay, run)
+
+
+def _generation_step(state: RolloutState, run: RunState) -> int:
+    """From which weights on what is generated finds a place within the bound, behind the batches that are replayed."""
+    step, excess = run.version.step, run.capacity.charged - run.config.places
+    for picked in state.replay:
+        if excess <= 0:
+            break
+        excess -= len(picked.orders)
+        step = picked.step + run.config.steps_per_batch
+    # The trainer must not wait for weights that it makes only with what is generated.
+    return min(step, max(state.replay[-1].step, run.version.step)) if state.replay else step
+
+
+def _check_replay(replay: Sequence[PickedUp], run: RunState) -> None:
+    """Raise `CheckpointError` where the settings of now do not allow a batch that was trained under those of then."""
+    ready = {one.group.order: one for one in run.ready.groups()}
+    for picked in replay:
+        late = [order for order in picked.orders if ready[order].deadline < picked.step]
+        if late or len(picked.orders) > run.config.batch_groups:
+            raise CheckpointError(
+                f"the batch that was picked up at optimizer step {picked.step} after the checkpoint cannot be trained"
+                f" again under max_staleness {run.config.max_staleness}, stale_tokens {run.config.stale_tokens.value}"
+                f" and batch_groups {run.config.batch_groups}; resume with the settings that it was made with, or move"
+                " the journal away to go on from the checkpoint alone"
+            )

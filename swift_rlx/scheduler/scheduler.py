@@ -27,6 +27,7 @@ from swift_rlx.scheduler.drafts import DraftBook
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupBook, GroupState
+from swift_rlx.scheduler.journal_entries import EntrySink
 from swift_rlx.scheduler.ledger import TokenLedger
 from swift_rlx.scheduler.loops import generate_loop, publish_loop, score_loop
 from swift_rlx.scheduler.pickup import PickUp
@@ -50,8 +51,9 @@ class RolloutScheduler:
     `version`: of the weights that the backends serve at the start, and `payload` those weights, for a worker that
     has to be started again before anything is published. `on_end`: told of each group that ends.
     `state`: the snapshot of an earlier start, with `prompt_of` (index, epoch) for the prompts in it; `prompts` then
-    goes on behind the first `state.admitted`. Raises `ConfigError` for backends that do not fit together, and
-    `CheckpointError` for a state that does not fit. To be used from one asyncio loop.
+    goes on behind the first `state.admitted`. `journal`: told of what happens, so that it can be added to a snapshot.
+    Raises `ConfigError` for backends that do not fit together, and `CheckpointError` for a state that does not fit.
+    To be used from one asyncio loop.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class RolloutScheduler:
         on_end: OnEnd = lambda end: None,
         state: RolloutState | None = None,
         prompt_of: PromptOf | None = None,
+        journal: EntrySink | None = None,
     ) -> None:
         _check_names([backend.name for backend in backends])
         self.weight_update: WeightUpdate = resolve_weight_update(config.weight_update, backends)
@@ -91,6 +94,7 @@ class RolloutScheduler:
             book=GroupBook(config.group_size, config.min_members),
             ready=ReadyBuffer(config),
             ledger=TokenLedger(state.tokens if state else None),
+            journal=journal,
         )
         self._resumed, self._prompt_of = state, prompt_of
         recovery = Recovery(self._state)
@@ -112,7 +116,8 @@ class RolloutScheduler:
         state = self._state
         await self._check_served_versions()
         if self._resumed is not None:
-            restore(self._resumed, state, self._prompt_of, self._generation.admit)
+            restore(self._resumed, state, self._prompt_of, self._generation.admit_at)
+            self._resumed = None  # its answers go as they are trained
         state.source.on_change(self._source_changed)
         state.supervisor.loop("generate", generate_loop(state, self._generation))
         state.supervisor.loop("score", score_loop(state, self._scoring))
@@ -250,7 +255,8 @@ class RolloutScheduler:
 
     def snapshot(self) -> RolloutState:
         """What a checkpoint of the trainer's weights of now has to keep (`resume.py`)."""
-        return capture(self._state)
+        journal = self._state.journal
+        return capture(self._state, "" if journal is None else journal.cut())
 
     def _source_changed(self) -> None:
         self._state.events.generate.set()

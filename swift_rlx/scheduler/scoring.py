@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from swift_rlx.clock import Timer
 from swift_rlx.errors import RewardError
 from swift_rlx.scheduler.groups import OpenGroup
+from swift_rlx.scheduler.journal_entries import Scored
 from swift_rlx.scheduler.ready import make_ready, trainable
 from swift_rlx.scheduler.state import RunState, Scorer
 from swift_rlx.types import DropReason, Score
@@ -69,6 +70,7 @@ class Scoring:
             return
         state.book.ready(group)
         state.ready.add(make_ready(record, state.config))
+        state.note(Scored(record))
         state.events.train.set()
 
     def _watch(self) -> None:

@@ -20,6 +20,7 @@ from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.drops import LEAST_IN_A_ROW, DropWatch
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
 from swift_rlx.scheduler.groups import GroupBook, OpenGroup
+from swift_rlx.scheduler.journal_entries import Admitted, Dropped, Entry, EntrySink, PickedUp
 from swift_rlx.scheduler.ledger import TokenLedger
 from swift_rlx.scheduler.prompts import PromptSource
 from swift_rlx.scheduler.ready import ReadyBuffer
@@ -94,6 +95,9 @@ class RunState:
     """Failed attempts by kind of error."""
     last_failure: str = ""
     """What the newest failed attempt said."""
+    replay: deque[PickedUp] = field(default_factory=deque)
+    """Batches of an earlier start that the trainer takes again, before any other."""
+    journal: EntrySink | None = None
     is_closing: bool = False
     drops: DropWatch = field(init=False)
     _told: set[str] = field(init=False, default_factory=set)
@@ -111,11 +115,24 @@ class RunState:
                 "a request failed (later ones of its kind are counted, not told): %s: %s", kind, error
             )
 
+    def note(self, entry: Entry) -> None:
+        """Tell the journal, if there is one."""
+        if self.journal is not None:
+            self.journal.add(entry)
+
+    def admit(self, prompt: Prompt) -> OpenGroup:
+        """Open a group for a prompt, in a place that there is room for."""
+        group = self.book.admit(prompt, self.capacity.admit())
+        self.note(Admitted(group.order, prompt.epoch, prompt.index))
+        return group
+
     def drop(self, group: OpenGroup, record: TrajectoryGroup, reason: DropReason, detail: str = "") -> None:
         """A group ends without training; its tokens are settled and its place is given to another prompt."""
         fate = Fate.REJECTED if reason is DropReason.NO_SPREAD else Fate.FAILED
-        self.ledger.settle(fate, group.num_tokens)
+        tokens = group.num_tokens
+        self.ledger.settle(fate, tokens)
         self.book.drop(group, reason)
+        self.note(Dropped(group.order, reason, tokens))
         self.capacity.drop()
         self.drops.dropped(group, record, reason)
         self.on_end(GroupEnd(record, GroupOutcome.DROPPED, reason, detail))

@@ -20,6 +20,7 @@ from swift_rlx.backends.base import Backend
 from swift_rlx.errors import BackendTimeout, SchedulingError
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.ending import OnEnd
+from swift_rlx.scheduler.journal_entries import EntrySink
 from swift_rlx.scheduler.loop_thread import LoopThread, ends_within
 from swift_rlx.scheduler.prompts import PromptFeed, PromptSource
 from swift_rlx.scheduler.resume import PromptOf, RolloutState
@@ -54,6 +55,7 @@ class RolloutThread:
         on_end: OnEnd = lambda end: None,
         state: RolloutState | None = None,
         prompt_of: PromptOf | None = None,
+        journal: EntrySink | None = None,
         close_limit_s: float | None = None,
     ) -> None:
         self._config = config
@@ -64,6 +66,7 @@ class RolloutThread:
         self._on_end = on_end
         self._state = state
         self._prompt_of = prompt_of
+        self._journal = journal
         self._prompts = prompts
         self._close_limit_s = close_limit_s or 3 * config.abort_grace_s + 5
         self._thread = LoopThread("rollout", self._main)
@@ -213,9 +216,10 @@ class RolloutThread:
                 on_end=self._on_end,
                 state=self._state,
                 prompt_of=self._prompt_of,
+                journal=self._journal,
             )
             async with scheduler:
-                self._scheduler = scheduler
+                self._scheduler, self._state = scheduler, None
                 thread.is_up()
                 await thread.stop.wait()
         finally:

@@ -11,8 +11,10 @@ from transformers import TrainerCallback
 from swift_rlx.backends import WeightFiles
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.rollout_fields import ONLY_ASYNC
+from swift_rlx.scheduler.journal_segments import Segment
 from swift_rlx.scheduler.resume import RolloutState
 from swift_rlx.scheduler.state_file import load_state, save_state
+from swift_rlx.trainers.journal_place import go_on_from, needed_segments
 from swift_rlx.trainers.prompt_encoding import PromptEncoder, barred_tokens
 from swift_rlx.trainers.rank_link import RankLink
 from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch
@@ -55,9 +57,11 @@ class AsyncRolloutMixin:
     pipeline: "RolloutPipeline | None" = None
     """On rank 0, while it runs."""
     rollout_state: RolloutState | None = None
-    """What an earlier start of the run left."""
+    """What an earlier start of the run left, until the pipeline has it."""
     weight_directory: "WeightDirectory | None" = None
     """On rank 0, while the pipeline runs."""
+    journal_segment: Segment | None = None
+    """Where a resumed run's journal goes on."""
     _link: RankLink | None = None
     _picked: PickedBatch | None = None
     _aligned: AlignedRows | None = None
@@ -157,6 +161,16 @@ class AsyncRolloutMixin:
         super()._load_state(folder)
         if self.args.async_rollout:
             self.rollout_state = load_state(Path(folder, ROLLOUT_FOLDER))
+            if self.accelerator.is_main_process:
+                self.rollout_state, self.journal_segment = go_on_from(
+                    self.rollout_state, Path(folder).parent, self.args.output_dir
+                )
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._save_checkpoint(*args, **kwargs)
+        if self.pipeline is not None:
+            self.pipeline.journal.release(needed_segments(self.args.output_dir))
+        return result
 
     def _order(self) -> dict[str, Any]:
         return super()._order() | {"async_rollout": self.args.async_rollout}
@@ -167,6 +181,11 @@ class AsyncRolloutMixin:
             logger.warning(
                 f"{self.pipeline.refresh()} prompts with answers of older weights are answered again"
             )
+
+    def version_of_start(self) -> PolicyVersion:
+        """Of the weights of now, on all ranks; how often the run was started before, rank 0 knows."""
+        starts = 0 if self.rollout_state is None else self.rollout_state.incarnation + 1
+        return PolicyVersion(int(self._link.share(str(starts).encode)), self.state.global_step)
 
     # --- weights -------------------------------------------------------------------------------------------------
 

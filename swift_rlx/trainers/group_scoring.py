@@ -13,7 +13,7 @@ first call.
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +24,7 @@ from swift_rlx.integration.reward_names import Checked, sets_alarm
 from swift_rlx.rewards import AlarmWatch
 from swift_rlx.trainers.reward_calls import calls_of
 from swift_rlx.trainers.spread_filter import SpreadFilter
-from swift_rlx.types import Completion, Prompt, RewardPart, Score
+from swift_rlx.types import Completion, Prompt, RewardPart, Score, TrajectoryGroup
 
 logger = get_logger()
 SAY_EVERY_S = 60.0
@@ -67,6 +67,15 @@ class GroupScorer:
         }
         self._failed: deque[tuple[str, int]] = deque()
         self._said_s: dict[str, float] = {}
+
+    def go_on_from(self, groups: Iterable[TrajectoryGroup]) -> None:
+        """Groups that an earlier start scored: what they lack was late there, and is late here too."""
+        for group in groups:
+            for member in group.members:
+                scored = {part.name for part in member.score.breakdown}
+                self.late |= {
+                    at for at, one in enumerate(self._rewards) if one is not None and one.name not in scored
+                }
 
     @property
     def _has_more(self) -> bool:

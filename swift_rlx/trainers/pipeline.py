@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from swift.utils import get_logger
 
 from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightUpdate, resolve_weight_update
 from swift_rlx.cluster import WorkerProcess
@@ -16,12 +17,15 @@ from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import SchedulingError
 from swift_rlx.monitors import Monitor, WatchedBackend
 from swift_rlx.scheduler import RolloutConfig
+from swift_rlx.scheduler.journal import Journal
 from swift_rlx.scheduler.resume import PromptOf, RolloutState
 from swift_rlx.scheduler.threaded import RolloutThread
 from swift_rlx.trainers.epoch_order import EpochPrompts
 from swift_rlx.trainers.group_scoring import GroupScorer
 from swift_rlx.trainers.rollout_rows import PickedBatch, rows_of_batch
 from swift_rlx.types import PolicyVersion, TrainBatch
+
+logger = get_logger()
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class RolloutPipeline:
     """Starts the workers on `first` weights and keeps the trainer in batches.
 
     `state`: of an earlier start of the run, with `prompt_of` (index, epoch) for the prompts in it.
-    `monitor`: told what the workers do. `wrap`: put around each of them. Raises what a worker failed with.
+    `monitor`: told what the workers do. `wrap`: put around each of them. `journal`: told what the scheduler does, and
+    closed with the pipeline. Raises what a worker failed with.
     """
 
     weight_update: WeightUpdate
@@ -55,12 +60,14 @@ class RolloutPipeline:
         prompts: EpochPrompts,
         scorer: GroupScorer,
         monitor: Monitor,
+        journal: Journal,
         state: RolloutState | None = None,
         prompt_of: PromptOf | None = None,
         wrap: Callable[[Backend], Backend] = lambda backend: backend,
     ) -> None:
         self.plan = plan
         self.weights = weights
+        self.journal = journal
         self.workers: list[WorkerProcess] = []
         self._scorer = scorer
         self._first = first
@@ -69,6 +76,7 @@ class RolloutPipeline:
         self._open = ExitStack()
         self._open.enter_context(scorer.watching())
         self._open.callback(scorer.close)
+        self._open.callback(self._close_journal)
         self.thread = RolloutThread(
             plan.config,
             self._make_backends,
@@ -78,6 +86,7 @@ class RolloutPipeline:
             payload=first,
             state=state,
             prompt_of=prompt_of,
+            journal=journal,
         )
         try:
             self.thread.start()
@@ -143,6 +152,14 @@ class RolloutPipeline:
         """After `close`: raise what went wrong at the end, such as a law of the scheduler that was found broken."""
         if self.thread.failure is not None:
             raise self.thread.failure
+
+    def _close_journal(self) -> None:
+        self.journal.close()
+        cost = self.journal.cost()
+        if cost.entries:
+            logger.info(
+                f"journal: {cost.entries} entries, {cost.num_bytes / 1e6:.1f} MB, {100 * cost.share:.2f} % of the time"
+            )
 
 
 def worker_environment(spec: EngineSpec) -> dict[str, str]:

@@ -20,9 +20,11 @@ from swift_rlx.errors import ConfigError
 from swift_rlx.integration.placement import this_machine, worker_devices
 from swift_rlx.integration.worker_model import is_resized, vocabulary_of
 from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
+from swift_rlx.scheduler.journal import Journal
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
 from swift_rlx.trainers.group_scoring import GroupScorer, is_late
+from swift_rlx.trainers.journal_place import journal_directory
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
 from swift_rlx.trainers.prompt_encoding import PromptEncoder
 from swift_rlx.trainers.spread_filter import SpreadFilter
@@ -191,7 +193,7 @@ def _loader_options(trainer: Any) -> dict[str, Any]:
 def start_pipeline(trainer: Any) -> None:
     """On all ranks: export the first weights; on rank 0: start workers on them, and the scheduler."""
     share_cores(trainer)
-    args, state, is_main = trainer.args, trainer.rollout_state, trainer.accelerator.is_main_process
+    args, is_main = trainer.args, trainer.accelerator.is_main_process
     has_accelerator = trainer.accelerator.device.type != "cpu"
     name = choose_backend(args.rollout_backend, trainer.is_multimodal, has_accelerator)
     if trainer.is_multimodal:  # a template that cannot be used is refused before anything is started
@@ -201,9 +203,7 @@ def start_pipeline(trainer: Any) -> None:
     trainer.prepare_export(name, specs[0].max_adapter_rank)
     if trainer.exporter.kind is WeightKind.FULL:  # vLLM with room for adapters takes no others beside answers
         specs = tuple(replace(spec, max_adapter_rank=0) for spec in specs)
-    trainer.policy_version = PolicyVersion(
-        0 if state is None else state.incarnation + 1, trainer.state.global_step
-    )
+    trainer.policy_version = trainer.version_of_start()
     trainer.weight_directory = _weight_directory(trainer) if is_main else None
     first = trainer.export_weights(trainer.policy_version)
     if is_main:
@@ -217,6 +217,7 @@ def start_pipeline(trainer: Any) -> None:
             start_limit_s=args.rollout_start_timeout_s,
         )
         trainer.pipeline = _pipeline(trainer, plan, first)
+    trainer.rollout_state = None  # its answers go as they are trained
 
 
 def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPipeline:
@@ -226,6 +227,8 @@ def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPi
     scorer = GroupScorer(rewards, encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env)
     monitor = trainer.start_monitor(plan.run_directory, len(plan.specs), plan.config.max_inflight)
     scorer.on_scored = monitor.scored
+    if state is not None:
+        scorer.go_on_from(one.ready for one in state.open if one.ready is not None)
 
     def encode(row: int, epoch: int) -> Any:
         return encoder.prompt(dict(dataset[row]), row, epoch)
@@ -237,6 +240,9 @@ def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPi
         EpochPrompts(epoch_order(trainer), encode, 0 if state is None else state.admitted),
         scorer,
         monitor,
+        Journal(
+            journal_directory(trainer.args.output_dir), plan.version.incarnation, trainer.journal_segment
+        ),
         state,
         encode,
         conversing(trainer, encoder),

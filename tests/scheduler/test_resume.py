@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from resumed_runs import Life
-from scheduler_runs import prompts, random_plan, score_one
+from resumed_runs import Life, plan_of
+from scheduler_runs import prompts, score_one
 from small_run import settings
 
 from swift_rlx.errors import CheckpointError
@@ -22,24 +22,13 @@ from swift_rlx.scheduler import (
     load_state,
     save_state,
 )
+from swift_rlx.scheduler.journal_entries import PickedUp
+from swift_rlx.scheduler.state_file import journal_of
 from swift_rlx.testing.fake_backend import ConstantLatency, FakeBackend, FakeScript
 from swift_rlx.testing.virtual_clock import run_virtual
 from swift_rlx.types import Fate, PolicyVersion, RewardPart, Score
 
 LIVES = 30
-
-
-def plan_of(seed):
-    """A random run without permanent faults, whose undisturbed length is known to no one."""
-    return replace(
-        random_plan(seed),
-        permanent=0.0,
-        illness=None,
-        deaths=(),
-        poison=None,
-        stalls=0.0,
-        failed_publishes=0.0,
-    )
 
 
 def disturbed(seed, plan, **options):
@@ -220,18 +209,23 @@ def test_a_state_comes_back_from_its_directory_as_it_was(tmp_path, environment):
                 )
             assert (mine.completion.sampled is not None) is environment
             assert mine.completion.finish_s == original.completion.finish_s
-    assert sorted(path.name for path in (tmp_path / "rollout").iterdir()) == [
-        "logprobs.npy",
-        "policy_steps.npy",
-        "sampled.npy",
-        "state.json",
-        "token_ids.npy",
-    ]
+    files = sorted(path.name for path in (tmp_path / "rollout").iterdir())
+    assert files == ["state.json", "trajectories.arrow"]
+
+
+def test_a_state_with_batches_to_replay_comes_back_too(tmp_path):
+    state, _ = snapshot_of_a_small_run()
+    state = replace(state, replay=(PickedUp(2, (5, 4), 3, True), PickedUp(3, (), 0, False)), journal="a name")
+    save_state(state, tmp_path)
+    back = load_state(tmp_path)
+    assert (back.replay, back.journal) == (state.replay, "a name")
+    assert journal_of(tmp_path) == "a name"
+    assert journal_of(tmp_path / "nothing") is None
 
 
 def _truncate(directory):
-    path = directory / "logprobs.npy"
-    path.write_bytes(path.read_bytes()[:-4])
+    path = directory / "trajectories.arrow"
+    path.write_bytes(path.read_bytes()[:-12])
 
 
 def _lose_the_json(directory):
@@ -239,11 +233,13 @@ def _lose_the_json(directory):
 
 
 def _mix_two_snapshots(directory):
-    np.save(directory / "token_ids.npy", np.zeros(3, np.int32))
+    other = directory / "other"
+    save_state(snapshot_of_a_small_run()[0], other)
+    (other / "trajectories.arrow").replace(directory / "trajectories.arrow")
 
 
-def _pickle_an_array(directory):
-    np.save(directory / "token_ids.npy", np.array([object()]), allow_pickle=True)
+def _lose_the_trajectories(directory):
+    (directory / "trajectories.arrow").unlink()
 
 
 def _spoil_the_json(directory):
@@ -251,11 +247,12 @@ def _spoil_the_json(directory):
 
 
 def _empty(directory):
-    (directory / "sampled.npy").write_bytes(b"")
+    (directory / "trajectories.arrow").write_bytes(b"")
 
 
 @pytest.mark.parametrize(
-    "spoil", [_truncate, _lose_the_json, _mix_two_snapshots, _pickle_an_array, _spoil_the_json, _empty]
+    "spoil",
+    [_truncate, _lose_the_json, _mix_two_snapshots, _lose_the_trajectories, _spoil_the_json, _empty],
 )
 def test_a_directory_that_is_not_whole_is_refused(tmp_path, spoil):
     save_state(snapshot_of_a_small_run()[0], tmp_path)
@@ -278,7 +275,7 @@ def test_facts_that_json_cannot_hold_are_refused(tmp_path):
     odd = replace(first, completion=replace(first.completion, info={"image": object()}))
     group = replace(state.open[0].ready, members=(odd,))
     state = replace(state, open=(replace(state.open[0], ready=group),))
-    with pytest.raises(CheckpointError, match=r"Completion\.info of a waiting answer cannot be saved"):
+    with pytest.raises(CheckpointError, match=r"cannot be saved: Completion\.info of member 0"):
         save_state(state, tmp_path)
 
 

@@ -7,11 +7,25 @@ import random
 from dataclasses import dataclass, field, replace
 
 from faulty_workers import WatchedBackend, faulty_script
-from scheduler_runs import Watch, prompts, scorer, train_all
+from scheduler_runs import Watch, prompts, random_plan, scorer, train_all
 
 from swift_rlx.scheduler import IterableSource, RolloutScheduler, RolloutState
 from swift_rlx.testing.virtual_clock import run_virtual
 from swift_rlx.types import PolicyVersion
+
+
+def plan_of(seed):
+    """A random run without permanent faults, whose undisturbed length is known to no one."""
+    return replace(
+        random_plan(seed),
+        permanent=0.0,
+        illness=None,
+        blackout=None,
+        deaths=(),
+        poison=None,
+        stalls=0.0,
+        failed_publishes=0.0,
+    )
 
 
 @dataclass
@@ -33,8 +47,29 @@ class Life:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     starts: int = 0
     stats: object = None
+    seconds: float = 0.0
+    """How long the last start took."""
     resumed_ready: int = 0
     resumed_unfinished: int = 0
+
+    def saves(self, chance) -> bool:
+        """Whether a step is followed by a checkpoint."""
+        return chance.random() < 0.5
+
+    def watch(self):
+        """The checker of one start."""
+        return Watch(self.plan)
+
+    def state(self):
+        """With what a start begins."""
+        return self.checkpoint.state
+
+    def begun(self, state, watch) -> None:
+        """A start goes on from this."""
+
+    def options(self, watch) -> dict:
+        """Further arguments of the scheduler."""
+        return {}
 
     def live(self, kill_after: list[float]) -> list:
         """Train to the end, killed after these virtual seconds of each start; returns what was trained in order."""
@@ -57,19 +92,20 @@ class Life:
             task.result()
 
     async def _train(self) -> None:
-        plan, begin = self.plan, self.checkpoint
+        plan, begin, state = self.plan, self.checkpoint, self.state()
         version = PolicyVersion(self.starts, begin.step)
-        watch, every = Watch(plan), prompts(plan.num_prompts)
+        watch, every = self.watch(), prompts(plan.num_prompts)
         loop = asyncio.get_running_loop()
         backends = [
             WatchedBackend(watch, name, faulty_script(plan, name, loop.time), mode=plan.mode, version=version)
             for name in (f"worker-{number}" for number in range(plan.workers))
         ]
-        admitted = 0 if begin.state is None else begin.state.admitted
-        if begin.state is not None:
-            ready = sum(one.ready is not None for one in begin.state.open)
+        admitted = 0 if state is None else state.admitted
+        if state is not None:
+            ready = sum(one.ready is not None for one in state.open)
             self.resumed_ready += ready
-            self.resumed_unfinished += len(begin.state.open) - ready
+            self.resumed_unfinished += len(state.open) - ready
+            self.begun(state, watch)
         config = plan.config
         if config.max_batches is not None:
             config = replace(config, max_batches=config.max_batches - begin.batches)
@@ -77,7 +113,7 @@ class Life:
         chance = random.Random(f"{plan.seed}/{self.starts}")
 
         def save(step, before, after):
-            if chance.random() < 0.5:
+            if self.saves(chance):
                 batches = begin.batches + len(watch.picks)
                 self.checkpoint = Checkpoint(
                     step, list(watch.trained), batches, self.keep(chance.choice([before, after]))
@@ -89,10 +125,13 @@ class Life:
             IterableSource(every[admitted:]),
             scorer(plan),
             version=version,
-            state=begin.state,
+            state=state,
             prompt_of=lambda index, epoch: every[index],
+            **self.options(watch),
         )
         async with scheduler:
             await train_all(plan, scheduler, watch, begin.step, save)
-            self.stats = scheduler.statistics()
+            stats = scheduler.statistics()
+        # A kill while the scheduler closes is one before the end, too.
+        self.stats, self.seconds = stats, loop.time()
         self.checkpoint.trained = watch.trained

@@ -1,0 +1,221 @@
+"""The durable log of a run between its checkpoints, written by a thread of its own.
+
+The thread hands an entry to the operating system at once: from then on it survives the death of the process. After that
+it rests for as long as keeps its share of the time under 1 %, at most `REST_S`; entries that come meanwhile are written
+together. Once a second it syncs the file: then they survive the loss of power.
+
+A disk that refuses, because it is full, is asked again for half a minute; meanwhile the run goes on, and entries wait
+in memory. After that, or when the disk has not answered for `STALL_S`, the next call raises a `StoreError`, which ends
+the run.
+
+Nothing is kept before the first snapshot: no checkpoint could use it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from swift_rlx.errors import StoreError
+from swift_rlx.scheduler.journal_entries import Entry
+from swift_rlx.scheduler.journal_segments import Position, Segment, new_name, read_past
+from swift_rlx.scheduler.replay import advance
+from swift_rlx.scheduler.resume import RolloutState
+from swift_rlx.scheduler.segment_log import SYNC_S, SegmentLog
+from swift_rlx.types import PolicyVersion
+
+STALL_S = 45.0
+REST_S = 0.25
+REST_PER_WORK = 150.0
+"""So many times as long as it has worked the thread rests."""
+CLOSE_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+Item = Entry | Callable[[SegmentLog], None]
+"""What the thread does next: write an entry, or something else to the log."""
+
+
+def go_on(state: RolloutState, directory: Path) -> tuple[RolloutState, Segment, int]:
+    """A snapshot with what the journal in `directory` has behind it.
+
+    Also the segment in which the next start of the run goes on, and how many bytes at the journal's end were torn.
+    Raises `StoreError` for files that cannot be read, `CheckpointError` for entries that do not follow the snapshot.
+    """
+    past = read_past(directory, state.journal)
+    version = PolicyVersion(max(state.incarnation, past.incarnation), state.version.step)
+    segment = Segment(directory, new_name(), past.end, version.incarnation + 1)
+    advanced = replace(advance(state, past.entries), version=version, journal=segment.name)
+    return advanced, segment, past.cut_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCost:
+    """What a journal has written, and what that took from the rest of the process."""
+
+    entries: int
+    num_bytes: int
+    seconds: float
+    """Within calls, and processor time of the thread; where it waits for the disk it takes nothing from others."""
+    share: float
+    """`seconds` per second since the journal was made."""
+
+
+class Journal:
+    """An `EntrySink` that keeps its segments in `directory`, which is made with the first of them.
+
+    `incarnation`: of this start of the run. `first`: the segment in which a resumed run goes on; without it nothing is
+    kept until the first `cut`. All methods may be called from any thread.
+    """
+
+    def __init__(self, directory: Path, incarnation: int = 0, first: Segment | None = None) -> None:
+        self._directory = directory
+        self._incarnation = incarnation
+        self._segment: Segment | None = None
+        self._entries_in_segment = 0
+        self._log = SegmentLog()
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._hurry = threading.Event()
+        self._failure: StoreError | None = None
+        self._busy_since: float | None = None
+        self._begin_s, self._calls_s, self._thread_s = time.monotonic(), 0.0, 0.0
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        if first is not None:
+            self._begin(first)
+        self._thread.start()
+
+    def add(self, entry: Entry) -> None:
+        """Keep an entry. Raises `StoreError` where those before it could not be written."""
+        begin_s = time.perf_counter()
+        self._raise_failure()
+        if self._segment is not None:
+            self._entries_in_segment += 1
+            self._put(entry)
+        self._calls_s += time.perf_counter() - begin_s
+
+    def cut(self) -> str:
+        """The name of a segment in `directory` that has no entries yet. Raises `StoreError` as `add` does."""
+        self._raise_failure()
+        before = self._segment
+        if before is not None and before.directory == self._directory and not self._entries_in_segment:
+            return before.name
+        follows = Position() if before is None else Position(before.name, self._entries_in_segment)
+        segment = Segment(self._directory, new_name(), follows, self._incarnation)
+        self._begin(segment)
+        return segment.name
+
+    def release(self, needed: Collection[str]) -> None:
+        """Have those segments in `directory` deleted that neither are in `needed` nor follow one that is."""
+        if self._segment is not None:
+            kept = {*needed, self._segment.name}
+            self._put(partial(SegmentLog.release, directory=self._directory, needed=kept))
+
+    def flush(self, limit_s: float = CLOSE_S) -> bool:
+        """Wait until what was added is written; whether that took less than the limit. Raises as `add` does."""
+        self._hurry.set()
+        with self._changed:
+            is_written = self._changed.wait_for(lambda: self._failure or self._is_idle, limit_s)
+        self._raise_failure()
+        return bool(is_written)
+
+    def cost(self) -> JournalCost:
+        """The cost so far."""
+        seconds = self._calls_s + self._thread_s
+        share = seconds / max(time.monotonic() - self._begin_s, 1e-9)
+        return JournalCost(self._log.entries, self._log.num_bytes, seconds, share)
+
+    def close(self) -> None:
+        """Write what waits and end the thread; a second call does nothing. Raises nothing: the run is over."""
+        self._hurry.set()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            logger.warning("the journal in '%s' was not written within %g s", self._directory, CLOSE_S)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._items and self._busy_since is None
+
+    def _begin(self, segment: Segment) -> None:
+        self._segment, self._entries_in_segment = segment, 0
+        self._put(partial(SegmentLog.begin, segment=segment))
+
+    def _put(self, item: Item) -> None:
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        since = self._busy_since
+        if since is not None and time.monotonic() - since > STALL_S:
+            raise StoreError(
+                f"the journal in '{self._directory}' has not been written for {STALL_S:g} s: its disk does not answer;"
+                " repair that, then resume from the newest checkpoint"
+            )
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failure: StoreError | None = StoreError(
+            f"the thread that writes the journal in '{self._directory}' died of the error that was printed above"
+        )
+        try:
+            while (items := self._next_items()) is not None:
+                self._work(items)
+                self._log.sync_when_due()
+                self._rest()
+            self._log.close()
+            failure = None
+        except StoreError as error:
+            failure = error
+            logger.error("the run ends at the next entry: %s", error)
+        finally:
+            if failure is not None:
+                self._log.abandon()
+            with self._changed:
+                self._failure, self._busy_since = failure, None
+                self._changed.notify_all()
+
+    def _next_items(self) -> list[Item] | None:
+        """What waits, maybe nothing when it is time to sync; None at the end."""
+        with self._changed:
+            self._busy_since = None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._items or self._is_closing, SYNC_S)
+            self._busy_since = time.monotonic()
+            items = list(self._items)
+            self._items.clear()
+            return items if items or not self._is_closing else None
+
+    def _rest(self) -> None:
+        """Count what was worked, and let others work; entries gather meanwhile."""
+        before, self._thread_s = self._thread_s, time.thread_time()
+        with self._changed:
+            self._busy_since = None
+            self._changed.notify_all()
+        self._hurry.wait(min(REST_PER_WORK * (self._thread_s - before), REST_S))
+        if not self._is_closing:
+            self._hurry.clear()
+
+    def _work(self, items: Sequence[Item]) -> None:
+        for is_command, run in itertools.groupby(items, callable):
+            self._busy_since = time.monotonic()
+            if is_command:
+                for command in run:
+                    cast("Callable[[SegmentLog], None]", command)(self._log)
+            else:
+                self._log.write(cast("list[Entry]", list(run)))

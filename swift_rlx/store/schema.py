@@ -1,0 +1,199 @@
+"""The columns of a trajectory on disk, and groups as Arrow record batches and back. One row is one trajectory.
+
+Arrays of tokens are exact, in the types of `types.py`. Policy steps are kept as runs: `policy_steps` holds the step of
+each run, `policy_step_lengths` how many tokens it has. Rows of one group stand together. The prompt itself is not in
+it: `prompt_epoch` and `prompt_index` find it in the data. A file may have further columns; readers pass over them.
+
+`pyarrow` is imported where it is used: whoever only imports this package does not pay for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swift_rlx.errors import StoreError
+from swift_rlx.types import Completion, FinishReason, Prompt, RewardPart, Score, Trajectory, TrajectoryGroup
+
+FORMAT = 1
+"""Version of the columns; in the metadata of each file, under `format`."""
+OF_TOKENS = ("token_ids", "logprobs", "policy_steps", "policy_step_lengths", "sampled")
+
+Batch = Any
+"""A `pyarrow.RecordBatch`."""
+
+
+@functools.cache
+def columns() -> Any:
+    """The `pyarrow.Schema`, without metadata. Only `sampled`, `reward` and the value of a reward part may be null."""
+    import pyarrow as pa
+
+    part = [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("value", pa.float64()),
+        pa.field("version", pa.string(), nullable=False),
+    ]
+    types = {
+        "prompt_epoch": pa.int32(),
+        "prompt_index": pa.int64(),
+        "order": pa.int64(),
+        "rounds": pa.int32(),
+        "failed": pa.int32(),
+        "member": pa.int32(),
+        "attempts": pa.int32(),
+        "token_ids": pa.list_(pa.int32()),
+        "logprobs": pa.list_(pa.float32()),
+        "policy_steps": pa.list_(pa.int32()),
+        "policy_step_lengths": pa.list_(pa.int32()),
+        "sampled": pa.list_(pa.bool_()),
+        "incarnation": pa.int32(),
+        "finish_reason": pa.string(),
+        "worker": pa.string(),
+        "submit_s": pa.float64(),
+        "start_s": pa.float64(),
+        "first_token_s": pa.float64(),
+        "finish_s": pa.float64(),
+        "scored_s": pa.float64(),
+        "reward": pa.float64(),
+        "breakdown": pa.list_(pa.struct(part)),
+        "info": pa.string(),
+    }
+    may_be_null = ("sampled", "reward")
+    return pa.schema([pa.field(name, type_, name in may_be_null) for name, type_ in types.items()])
+
+
+def to_batch(groups: Iterable[TrajectoryGroup]) -> Batch:
+    """The trajectories of the groups as rows. Raises `StoreError` for what has no place in them."""
+    import pyarrow as pa
+
+    rows = [(group, member) for group in groups for member in group.members]
+    values = _of_trajectories(rows) | _of_completions([member.completion for _, member in rows])
+    try:
+        arrays = [pa.array(values[column.name], column.type) for column in columns()]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns())
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise StoreError(f"a trajectory does not fit into the columns of the store: {error}") from error
+
+
+def to_groups(batch: Batch) -> tuple[TrajectoryGroup, ...]:
+    """The groups of a batch, in order; prompts are stand-ins with nothing but their key. Arrays are views of it."""
+    plain = batch.select([name for name in columns().names if name not in OF_TOKENS]).to_pylist()
+    tokens = zip(*(_split(batch.column(name)) for name in OF_TOKENS), strict=True)
+    rows = list(zip(plain, tokens, strict=True))
+    return tuple(_group(list(members)) for _, members in itertools.groupby(rows, key=_group_key))
+
+
+def checksum(batch: Batch, note: str) -> int:
+    """CRC-32 of the batch as it is written, and of the note that goes with it."""
+    return zlib.crc32(note.encode(), zlib.crc32(batch.serialize()))
+
+
+def _of_trajectories(rows: Sequence[tuple[TrajectoryGroup, Trajectory]]) -> dict[str, list[Any]]:
+    return {
+        "prompt_epoch": [group.prompt.epoch for group, _ in rows],
+        "prompt_index": [group.prompt.index for group, _ in rows],
+        "order": [group.order for group, _ in rows],
+        "rounds": [group.rounds for group, _ in rows],
+        "failed": [group.failed for group, _ in rows],
+        "member": [one.member for _, one in rows],
+        "attempts": [one.attempts for _, one in rows],
+        "scored_s": [one.scored_s for _, one in rows],
+        "reward": [one.score.reward for _, one in rows],
+        "breakdown": [
+            [(part.name, part.value, part.version) for part in one.score.breakdown] for _, one in rows
+        ],
+        "info": [_info(group, one) for group, one in rows],
+    }
+
+
+def _of_completions(completions: Sequence[Completion]) -> dict[str, list[Any]]:
+    runs = _runs([np.asarray(one.policy_steps, np.int32) for one in completions])
+    return {
+        "token_ids": [np.asarray(one.token_ids, np.int32) for one in completions],
+        "logprobs": [np.asarray(one.logprobs, np.float32) for one in completions],
+        "policy_steps": [steps for steps, _ in runs],
+        "policy_step_lengths": [lengths for _, lengths in runs],
+        "sampled": [one.sampled for one in completions],
+        "incarnation": [one.incarnation for one in completions],
+        "finish_reason": [one.finish_reason.value for one in completions],
+        "worker": [one.worker for one in completions],
+        "submit_s": [one.submit_s for one in completions],
+        "start_s": [one.start_s for one in completions],
+        "first_token_s": [one.first_token_s for one in completions],
+        "finish_s": [one.finish_s for one in completions],
+    }
+
+
+def _info(group: TrajectoryGroup, one: Trajectory) -> str:
+    try:
+        return json.dumps(dict(one.completion.info))
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"Completion.info of member {one.member} of prompt {group.prompt.key} cannot be stored ({error}); use"
+            " text, numbers, lists and dicts"
+        ) from error
+
+
+def _runs(
+    steps: Sequence[npt.NDArray[np.int32]],
+) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+    """Of each array the value and the length of each run of equal values."""
+    ends = np.cumsum([len(one) for one in steps], dtype=np.int64)
+    whole = np.concatenate([np.zeros(0, np.int32), *steps])
+    is_first = np.ones(len(whole) + 1, np.bool_)  # of a run; and one behind the end
+    is_first[1:-1] = whole[1:] != whole[:-1]
+    is_first[ends] = True
+    begins = np.flatnonzero(is_first)
+    lengths = np.diff(begins).astype(np.int32)
+    at = np.searchsorted(begins, np.concatenate([[0], ends]))
+    return [(whole[begins[i:j]], lengths[i:j]) for i, j in itertools.pairwise(at.tolist())]
+
+
+def _split(column: Any) -> list[npt.NDArray[Any] | None]:
+    """The lists of a list column, None for null."""
+    values = column.values.to_numpy(zero_copy_only=False)
+    bounds = itertools.pairwise(column.offsets.to_pylist())
+    valid = column.is_valid().to_pylist()
+    return [
+        values[begin:end] if is_there else None for (begin, end), is_there in zip(bounds, valid, strict=True)
+    ]
+
+
+def _group_key(row: tuple[dict[str, Any], object]) -> tuple[int, ...]:
+    plain = row[0]
+    return (plain["order"], plain["rounds"], plain["prompt_epoch"], plain["prompt_index"])
+
+
+def _group(rows: Sequence[tuple[dict[str, Any], Any]]) -> TrajectoryGroup:
+    first = rows[0][0]
+    prompt = Prompt(first["prompt_index"], np.zeros(0, np.int32), first["prompt_epoch"])
+    members = tuple(_trajectory(prompt, plain, tokens) for plain, tokens in rows)
+    return TrajectoryGroup(prompt, first["order"], members, first["failed"], first["rounds"])
+
+
+def _trajectory(prompt: Prompt, plain: dict[str, Any], tokens: Any) -> Trajectory:
+    token_ids, logprobs, steps, lengths, sampled = tokens
+    completion = Completion(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        policy_steps=np.repeat(steps, lengths),
+        finish_reason=FinishReason(plain["finish_reason"]),
+        incarnation=plain["incarnation"],
+        worker=plain["worker"],
+        submit_s=plain["submit_s"],
+        start_s=plain["start_s"],
+        first_token_s=plain["first_token_s"],
+        finish_s=plain["finish_s"],
+        sampled=sampled,
+        info=json.loads(plain["info"]),
+    )
+    parts = tuple(RewardPart(**part) for part in plain["breakdown"])
+    score = Score(plain["reward"], parts)
+    return Trajectory(prompt, plain["member"], completion, score, plain["scored_s"], plain["attempts"])
