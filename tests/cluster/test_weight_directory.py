@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from swift_rlx.backends import WeightKind
-from swift_rlx.cluster import WeightDirectory
+from swift_rlx.cluster import WeightDirectory, needed_bytes
 from swift_rlx.errors import ConfigError
 from swift_rlx.types import PolicyVersion
 
@@ -126,3 +126,9 @@ def test_what_an_ended_run_left_is_removed_and_that_of_a_living_one_is_not(memor
     assert other_user.exists()
     assert elsewhere.exists()
     elsewhere.rename(directory.root)
+
+
+@pytest.mark.parametrize(("kind", "workers", "versions"), [("full", 1, 4), ("full", 2, 5), ("adapter", 1, 7)])
+def test_there_has_to_be_room_for_all_versions_that_are_there_at_a_time(kind, workers, versions):
+    header = needed_bytes(0, workers, WeightKind(kind))
+    assert needed_bytes(1000, workers, WeightKind(kind)) - header == versions * 1000
