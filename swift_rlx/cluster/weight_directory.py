@@ -32,8 +32,9 @@ class WeightDirectory:
     """A new directory of this run, readable by this user only, removed by `remove` or after the end of the process.
 
     `parent`: where it is made if shared memory has less than `needed_bytes` free (give those of two versions); `notice`
-    is then called with a sentence. `shared_memory`: for tests. What ended runs of this user left is removed. Raises
-    `ConfigError` where shared memory is too small and no `parent` is named, or the parent is too small as well.
+    is then called with a sentence. `shared_memory`: what is tried first; another folder where workers of other machines
+    read the weights. What ended runs of this user left is removed. Raises `ConfigError` where shared memory is too
+    small and no `parent` is named, or the parent is too small as well.
     """
 
     def __init__(

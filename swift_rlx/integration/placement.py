@@ -38,6 +38,9 @@ def settle_devices(args: Any) -> None:
     Left visible, ms-swift would spread the model over them. Nothing is changed in the web page's process, which
     builds arguments for others, nor once CUDA is in use.
     """
+    if args.rollout_endpoints:  # the servers have accelerators of their own
+        args.rlx_worker_devices = []
+        return
     machine = this_machine(args.use_cpu)
     workers = worker_devices(args, machine)
     args.rlx_worker_devices = [list(ids) for ids in workers]

@@ -19,9 +19,11 @@ from swift_rlx.integration.placement import this_machine, worker_devices
 from swift_rlx.integration.worker_model import is_resized, vocabulary_of
 from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
 from swift_rlx.trainers.conversations import ConversationBackend
+from swift_rlx.trainers.crew import ProcessCrew
 from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
 from swift_rlx.trainers.group_scoring import GroupScorer, SpreadFilter
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
+from swift_rlx.trainers.server_plan import server_crew, shared_directory
 from swift_rlx.types import PolicyVersion, SamplingParams
 
 logger = get_logger()
@@ -162,14 +164,11 @@ def _loader_options(trainer: Any) -> dict[str, Any]:
 def start_pipeline(trainer: Any) -> None:
     """On all ranks: export the first weights; on rank 0: start workers on them, and the scheduler."""
     share_cores(trainer)
-    args, state, is_main = trainer.args, trainer.rollout_state, trainer.accelerator.is_main_process
-    has_accelerator = trainer.accelerator.device.type != "cpu"
-    name = choose_backend(args.rollout_backend, trainer.is_multimodal, has_accelerator)
+    state, is_main = trainer.rollout_state, trainer.accelerator.is_main_process
     if trainer.is_multimodal:  # a template that cannot be used is refused before anything is started
         trainer.encoder.prompt(dict(trainer.train_dataset[0]), 0, 0)
     config = rollout_config(trainer, trainer.encoder.sampling())
-    specs = engine_specs(trainer, name, config)
-    trainer.prepare_export(name, specs[0].max_adapter_rank)
+    crew = server_crew(trainer, config) if trainer.args.rollout_endpoints else _process_crew(trainer, config)
     trainer.policy_version = PolicyVersion(
         0 if state is None else state.incarnation + 1, trainer.state.global_step
     )
@@ -178,8 +177,7 @@ def start_pipeline(trainer: Any) -> None:
     if is_main:
         plan = PipelinePlan(
             config=config,
-            specs=specs,
-            environments=tuple(worker_environment(spec) for spec in specs),
+            crew=crew,
             version=trainer.policy_version,
             columns=tuple(trainer.reward_func_names),
             run_directory=run_directory(trainer),
@@ -187,11 +185,20 @@ def start_pipeline(trainer: Any) -> None:
         trainer.pipeline = _pipeline(trainer, plan, first)
 
 
+def _process_crew(trainer: Any, config: RolloutConfig) -> ProcessCrew:
+    """Processes of ours, and the way in which weights reach them; on all ranks."""
+    has_accelerator = trainer.accelerator.device.type != "cpu"
+    name = choose_backend(trainer.args.rollout_backend, trainer.is_multimodal, has_accelerator)
+    specs = engine_specs(trainer, name, config)
+    trainer.prepare_export(name, specs[0].max_adapter_rank)
+    return ProcessCrew(specs, tuple(worker_environment(spec) for spec in specs), run_directory(trainer))
+
+
 def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPipeline:
     state, dataset = trainer.rollout_state, trainer.train_dataset
     rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
     scorer = GroupScorer(rewards, trainer.encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env)
-    monitor = trainer.start_monitor(plan.run_directory, len(plan.specs), plan.config.max_inflight)
+    monitor = trainer.start_monitor(plan.run_directory, plan.crew.size, plan.config.max_inflight)
     scorer.on_scored = monitor.scored
 
     def encode(row: int, epoch: int) -> Any:
@@ -252,7 +259,8 @@ def share_cores(trainer: Any) -> None:
     """On a machine without accelerators ranks and workers share the cores: as many threads as each one's share."""
     if trainer.accelerator.device.type != "cpu":
         return
-    processes = trainer.args.rollout_workers + int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    workers = 0 if trainer.args.rollout_endpoints else trainer.args.rollout_workers
+    processes = workers + int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = max(1, len(os.sched_getaffinity(0)) // processes)
     if threads < torch.get_num_threads():
         torch.set_num_threads(threads)
@@ -260,6 +268,7 @@ def share_cores(trainer: Any) -> None:
 
 
 def _weight_directory(trainer: Any) -> WeightDirectory:
-    return WeightDirectory(
-        run_directory(trainer), needed_bytes=VERSIONS_KEPT * trainer.exporter.bytes_needed()
-    )
+    needed_bytes = VERSIONS_KEPT * trainer.exporter.bytes_needed()
+    if trainer.args.rollout_endpoints and (shared := shared_directory(trainer, run_directory(trainer))):
+        return WeightDirectory(shared, needed_bytes=needed_bytes, shared_memory=shared)
+    return WeightDirectory(run_directory(trainer), needed_bytes=needed_bytes)
