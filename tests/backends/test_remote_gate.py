@@ -1,4 +1,4 @@
-"""What is on its way to a server: limits of requests and tokens, in order of arrival, and a server that asks for quiet."""
+"""What is on its way to a server: limits of requests and tokens, in their order, and a server that asks for quiet."""
 
 from __future__ import annotations
 
