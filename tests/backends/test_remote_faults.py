@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from remote_runs import ADAPTER, FULL, START, needs, weights
+from remote_runs import ADAPTER, FULL, START, each_server, needs, weights
 from stand_in_server import Fault, StandIn, always, running
 from stand_in_sglang import StandInSglang
 from stand_in_vllm import StandInVllm
@@ -26,10 +26,6 @@ from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams, S
 BATCHES, GROUPS, MEMBERS = 6, 4, 2
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.7)
 GENERATE = ("/inference/v1/generate", "/generate")
-SERVERS = [(StandInVllm, FULL), (StandInVllm, ADAPTER), (StandInSglang, FULL), (StandInSglang, ADAPTER)]
-each_server = pytest.mark.parametrize(
-    ("kind", "what"), SERVERS, ids=lambda one: getattr(one, "__name__", str(one))
-)
 AtBatch = Callable[[int], Awaitable[None]]
 
 

@@ -113,13 +113,13 @@ def test_a_backend_that_is_installed_or_a_path_is_taken(name: str) -> None:
     assert resolved(rollout_backend=name).rollout_backend == name
 
 
-@pytest.mark.parametrize("name", ["sglang", "remote", "Transformers"])
+@pytest.mark.parametrize("name", ["sglang", "servers", "Transformers"])
 def test_an_unknown_backend_is_refused_with_those_that_are_installed(
     name: str, installed_backend: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(rollout_backend=name)
-    there = ", ".join(("auto", *BACKENDS.names()))
+    there = ", ".join(("auto", "remote", *BACKENDS.names()))
     assert str(caught.value) == f"--rollout_backend {name} is not installed; use one of {there}"
     assert installed_backend in there
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 from stand_in_server import VOCABULARY, StandIn, running
+from stand_in_sglang import StandInSglang
+from stand_in_vllm import StandInVllm
 from worker_runs import PROBE_IDS
 
 from swift_rlx.backends import EngineSpec, GenerationRequest, Probe, WeightFiles, WeightKind
@@ -22,6 +25,10 @@ Result = TypeVar("Result")
 FULL, ADAPTER = WeightKind.FULL, WeightKind.ADAPTER
 START = PolicyVersion(0, 0)
 LIMIT_S = 60
+SERVERS = [(StandInVllm, FULL), (StandInVllm, ADAPTER), (StandInSglang, FULL), (StandInSglang, ADAPTER)]
+each_server = pytest.mark.parametrize(
+    ("kind", "what"), SERVERS, ids=lambda one: getattr(one, "__name__", str(one))
+)
 _numbers = itertools.count()
 
 
