@@ -60,9 +60,10 @@ def engine_options(args: Any, defaults: dict[str, Any]) -> dict[str, Any]:
 def refuse_options_of_servers(options: dict[str, Any]) -> None:
     """Raise ConfigError for engine options where servers generate that were started by somebody else."""
     for name, value in options.items():
+        given = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         raise ConfigError(
-            f"--vllm_{name} {value} has no effect on the servers of --rollout_endpoints, which run already: give"
-            f" --{name.replace('_', '-')} to the command that starts them, and drop it here"
+            f"--vllm_{name} {value} has no effect on the servers of --rollout_endpoints, which run already: give {given}"
+            " to the command that starts them, and drop it here"
         )
 
 
