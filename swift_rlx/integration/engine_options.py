@@ -62,8 +62,8 @@ def refuse_options_of_servers(options: dict[str, Any]) -> None:
     for name, value in options.items():
         given = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         raise ConfigError(
-            f"--vllm_{name} {value} has no effect on the servers of --rollout_endpoints, which run already: give {given}"
-            " to the command that starts them, and drop it here"
+            f"--vllm_{name} {value} has no effect on the servers of --rollout_endpoints, which run already: give"
+            f" {given} to the command that starts them, and drop it here"
         )
 
 
