@@ -16,8 +16,8 @@ from swift_rlx.backends.remote_vllm import VllmDialect
 from swift_rlx.errors import BackendRejected, BackendUnavailable, BackendUnfit
 from swift_rlx.types import SamplingParams
 
-WARM, HOT = 2.0, 5.0
-"""Temperatures at which log-probs are told from those at 1, and a filter from none."""
+WARM = 2.0
+"""A temperature at which log-probs are told from those at 1, and a filter from none; the highest that vLLM takes."""
 MIN_GAP = 0.1
 """Nats between two tokens, below which they tell nothing."""
 MAX_KEPT = 1e-3
@@ -117,6 +117,6 @@ async def logprob_faults(
     seen = warm[shared[-1]] - warm[shared[0]]
     if abs(seen - gap / WARM) > abs(seen - gap):
         found[Ability.LOGPROBS] = mends[Ability.LOGPROBS]
-    if abs(max((await tops(length, HOT, top_k=1)).values())) > MAX_KEPT:
+    if abs(max((await tops(length, WARM, top_k=1)).values())) > MAX_KEPT:
         found[Ability.FILTERS] = mends[Ability.FILTERS]
     return found

@@ -77,6 +77,8 @@ class StandInVllm(StandIn):
         if adapter is not None and adapter not in self.adapters:
             return _error(f"The model `{adapter}` does not exist.", 404)
         ids, given = body["token_ids"], body["sampling_params"]
+        if not 0 <= given["temperature"] <= 2:
+            return _error(f"temperature must be in [0, 2], got {given['temperature']}.", 400)
         sampling = _sampling(given)
         answer = await self.answer(adapter, body.get("request_id", "unnamed"), ids, sampling)
         tokens = answer.token_ids.tolist()
