@@ -114,7 +114,7 @@ def test_files_that_the_server_does_not_see_are_refused_by_it(
         unseen = WeightFiles(files.kind, str(tmp_path / "elsewhere"), files.probe)
         one.weights._check_files = lambda files: None  # type: ignore[method-assign]
         with pytest.raises(
-            BackendUnavailable, match=r"elsewhere has 0 files of weights here.*--rollout_shared_direct"
+            BackendUnavailable, match=r"has 0 files of weights here.*elsewhere, a folder that it has to see"
         ):
             await one.publish(START, unseen)
         assert (await one.health()).version != START
