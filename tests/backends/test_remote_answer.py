@@ -17,7 +17,7 @@ from swift_rlx.backends.remote_answer import (
     completion,
     decode,
 )
-from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WorkerDied
+from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WeightsLost
 from swift_rlx.types import FinishReason, PolicyVersion
 
 LABELS = Labels("cafe")
@@ -74,7 +74,7 @@ def test_a_server_that_says_only_which_weights_an_answer_ended_with_is_believed_
     None
 ):
     assert made(answer(spans=None, label=LABELS.of(SERVED))).policy_steps.tolist() == [7, 7, 7]
-    with pytest.raises(WorkerDied, match=r"answered with weights 2\.8, and 2\.7 is what it acknowledged"):
+    with pytest.raises(WeightsLost, match=r"answered with weights 2\.8, and 2\.7 is what it acknowledged"):
         made(answer(spans=None, label=LABELS.of(PolicyVersion(2, 8))))
 
 
@@ -93,11 +93,11 @@ OTHER = [
     ("a gap", {"spans": [Span(LABELS.of(SERVED), 0, 2)]}, BackendUnavailable, "did not say which weights"),
     ("backwards", {"spans": [Span(LABELS.of(PolicyVersion(2, 9)), 0, 1), Span(LABELS.of(SERVED), 1, 3)]},
      BackendUnavailable, "did not say which weights"),
-    ("its own", {"spans": [Span("default", 0, 3)]}, WorkerDied, "this run did not publish .'default'.: it was started"),
-    ("another run", {"spans": [Span(Labels("beef").of(SERVED), 0, 3)]}, WorkerDied, "did not publish"),
-    ("older", {"spans": [Span(LABELS.of(PolicyVersion(2, 6)), 0, 3)]}, WorkerDied, r"2\.6, and 2\.7 is what it ack"),
-    ("earlier start", {"spans": [Span(LABELS.of(PolicyVersion(1, 9)), 0, 3)]}, WorkerDied, r"weights 1\.9, and"),
-    ("label", {"spans": None, "label": "default"}, WorkerDied, "did not publish"),
+    ("its own", {"spans": [Span("default", 0, 3)]}, WeightsLost, "this run did not publish .'default'.: it was started"),
+    ("another run", {"spans": [Span(Labels("beef").of(SERVED), 0, 3)]}, WeightsLost, "did not publish"),
+    ("older", {"spans": [Span(LABELS.of(PolicyVersion(2, 6)), 0, 3)]}, WeightsLost, r"2\.6, and 2\.7 is what it ack"),
+    ("earlier start", {"spans": [Span(LABELS.of(PolicyVersion(1, 9)), 0, 3)]}, WeightsLost, r"weights 1\.9, and"),
+    ("label", {"spans": None, "label": "default"}, WeightsLost, "did not publish"),
 ]  # fmt: skip
 
 

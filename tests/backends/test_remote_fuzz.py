@@ -22,7 +22,7 @@ from swift_rlx.backends.remote_endpoint import ApiKey, parse_endpoints
 from swift_rlx.backends.remote_http import Call, HttpClient, Reply
 from swift_rlx.backends.remote_sglang import SglangDialect
 from swift_rlx.backends.remote_vllm import VllmDialect
-from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WorkerDied
+from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WeightsLost
 from swift_rlx.types import PolicyVersion
 
 LABELS, SERVED = Labels("cafe"), PolicyVersion(0, 3)
@@ -194,7 +194,7 @@ def test_the_inputs_reach_records_and_every_error() -> None:
     assert [take(written(of(answer))) for of in (of_vllm, of_sglang)] == [1, 1]
     sound = sum(take_variants(answer, b"", number) for number in range(10))
     assert VARIANTS < sound < 9 * VARIANTS
-    assert {BackendRejected, BackendUnavailable, WorkerDied, NoAnswer} <= {*seen}
+    assert {BackendRejected, BackendUnavailable, WeightsLost, NoAnswer} <= {*seen}
 
 
 # --- below JSON: what is no HTTP -------------------------------------------------------------------------------------

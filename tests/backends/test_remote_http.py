@@ -18,7 +18,7 @@ from aiohttp import web
 from swift_rlx.backends import remote_http
 from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint, parse_endpoints
 from swift_rlx.backends.remote_http import Call, HttpClient, Reply
-from swift_rlx.errors import BackendRejected, BackendUnavailable, WorkerDied
+from swift_rlx.errors import BackendRejected, BackendUnavailable, WorkerAbsent
 
 SECRET = "sk-3f9a77"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -218,7 +218,7 @@ def test_nobody_listening_is_a_dead_worker_and_says_what_to_look_at(monkeypatch:
         return outcome
 
     error = asyncio.run(go())
-    assert type(error) is WorkerDied
+    assert type(error) is WorkerAbsent
     assert str(error) == (
         f"http://127.0.0.1:{port} cannot be reached (http_proxy is set and not used: servers are reached directly):"
         " connection refused; is the server up, and is this its address?"

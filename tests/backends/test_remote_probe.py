@@ -17,7 +17,7 @@ from swift_rlx.backends.remote_endpoint import ApiKey
 from swift_rlx.backends.remote_http import HttpClient
 from swift_rlx.backends.remote_probe import identify
 from swift_rlx.backends.remote_server import RemoteServer
-from swift_rlx.errors import BackendUnavailable, BackendUnfit, WorkerDied
+from swift_rlx.errors import BackendUnavailable, BackendUnfit, WorkerAbsent
 from swift_rlx.types import SamplingParams
 
 IDS = tuple(range(3, 9))
@@ -188,5 +188,5 @@ def test_a_server_that_is_gone_is_a_dead_worker(tmp_path: Path) -> None:
         await stand_in.stop()
         await RemoteServer(stand_in.endpoint, needs(FULL)).start()
 
-    with pytest.raises(WorkerDied, match="cannot be reached: connection refused"):
+    with pytest.raises(WorkerAbsent, match="cannot be reached: connection refused"):
         asyncio.run(go())

@@ -16,7 +16,7 @@ from worker_runs import until
 
 from swift_rlx.backends import WeightFiles, WeightKind, remote_vllm
 from swift_rlx.backends.remote_server import NOT_OURS, RemoteServer
-from swift_rlx.errors import BackendError, BackendUnavailable, BackendUnfit, WeightMismatch, WorkerDied
+from swift_rlx.errors import BackendError, BackendUnavailable, BackendUnfit, WeightMismatch, WeightsLost
 from swift_rlx.types import FinishReason, PolicyVersion
 
 NEXT = PolicyVersion(0, 1)
@@ -247,7 +247,7 @@ def test_a_server_that_was_started_again_is_noticed_and_given_the_weights_again(
         server = await started(stand_in, files)
         await stand_in.stop()
         await stand_in.start()
-        with pytest.raises(WorkerDied, match=r"did not publish|has lost the weights|acknowledged"):
+        with pytest.raises(WeightsLost, match=r"did not publish|has lost the weights|acknowledged"):
             await server.generate(request())
         assert (await server.health()).version == NOT_OURS
         await server.publish(START, files)
@@ -264,7 +264,7 @@ def test_health_notices_it_before_any_answer(kind: type[StandIn], what: WeightKi
     async def test() -> None:
         server = await started(stand_in, files)
         await stand_in.stop()
-        with pytest.raises(WorkerDied, match="connection refused"):
+        with pytest.raises(BackendUnavailable, match="connection refused"):
             await server.health()
         await stand_in.start()
         assert (await server.health()).version == NOT_OURS
@@ -280,7 +280,7 @@ def test_a_server_that_came_back_with_other_flags_is_kept_out(tmp_path: Path) ->
         await stand_in.stop()
         stand_in.is_raw = True
         await stand_in.start()
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WeightsLost):
             await server.generate(request())
         with pytest.raises(BackendUnavailable, match="start it with --logprobs-mode processed_logprobs"):
             await server.health()
@@ -296,7 +296,7 @@ def test_weights_that_somebody_else_published_are_not_taken_for_ours(
 
     async def test() -> None:
         server, rival = await started(stand_in, files), await started(stand_in, others)
-        with pytest.raises(WorkerDied, match="somebody else publishes to it"):
+        with pytest.raises(WeightsLost, match="somebody else publishes to it"):
             await server.generate(request())
         assert (await server.health()).version == NOT_OURS
         assert (await rival.health()).version == START
