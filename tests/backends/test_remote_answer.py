@@ -93,7 +93,7 @@ OTHER = [
     ("a gap", {"spans": [Span(LABELS.of(SERVED), 0, 2)]}, BackendUnavailable, "did not say which weights"),
     ("backwards", {"spans": [Span(LABELS.of(PolicyVersion(2, 9)), 0, 1), Span(LABELS.of(SERVED), 1, 3)]},
      BackendUnavailable, "did not say which weights"),
-    ("its own", {"spans": [Span("default", 0, 3)]}, WeightsLost, "this run did not publish .'default'.: it was started"),
+    ("its own", {"spans": [Span("default", 0, 3)]}, WeightsLost, "this run did not publish .'default'.: it was"),
     ("another run", {"spans": [Span(Labels("beef").of(SERVED), 0, 3)]}, WeightsLost, "did not publish"),
     ("older", {"spans": [Span(LABELS.of(PolicyVersion(2, 6)), 0, 3)]}, WeightsLost, r"2\.6, and 2\.7 is what it ack"),
     ("earlier start", {"spans": [Span(LABELS.of(PolicyVersion(1, 9)), 0, 3)]}, WeightsLost, r"weights 1\.9, and"),
