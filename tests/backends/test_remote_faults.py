@@ -19,7 +19,7 @@ from swift_rlx.backends import EngineSpec, WeightFiles, WeightKind
 from swift_rlx.backends.remote_server import RemoteServer
 from swift_rlx.backends.remote_start import start_servers
 from swift_rlx.errors import BackendError, BackendUnavailable
-from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler
+from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler, routing
 from swift_rlx.testing.fake_engine import FakeEngine
 from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams, Score
 
@@ -151,8 +151,9 @@ def test_a_server_that_stays_away_leaves_its_rows_to_the_other(
 @pytest.mark.slow
 @each_server
 def test_a_server_that_comes_late_is_given_the_weights_and_takes_part(
-    kind: type[StandIn], what: WeightKind, tmp_path: Path
+    kind: type[StandIn], what: WeightKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(routing, "FIRST_EJECTION_S", 0.3)
     done = Run(tmp_path, kind, what)
     late = done.servers[1]
 
