@@ -29,7 +29,7 @@ from swift_rlx.backends.remote_probe import identify
 from swift_rlx.backends.remote_server import RemoteServer
 from swift_rlx.backends.remote_start import start_servers
 from swift_rlx.errors import BackendUnavailable
-from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler
+from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler, routing
 from swift_rlx.testing import EngineCase, check_engine
 from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams, Score
 
@@ -170,8 +170,9 @@ async def constant(prompt: Prompt, completions: Sequence[Completion]) -> list[Sc
 
 @pytest.mark.parametrize("kind", WeightKind)
 def test_a_run_goes_on_while_one_of_two_servers_is_killed_and_started_again(
-    kind: WeightKind, tmp_path: Path
+    kind: WeightKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(routing, "MAX_EJECTION_S", 2.0)  # the run is over before it would be asked again
     folder = save_model(tmp_path / "model", tied=True)
     policy = load(folder) if kind is WeightKind.FULL else with_adapter(load(folder))
     files, texts = [], []
