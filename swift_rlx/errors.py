@@ -11,8 +11,10 @@
     │   ├── BackendTimeout      (TimeoutError)     no answer in time; worth a retry elsewhere
     │   ├── BackendUnavailable  (ConnectionError)  the worker cannot serve now; worth a retry elsewhere
     │   │   ├── WorkerDied                         its process ended with the request on it
-    │   │   └── WorkerAbsent                       it is gone or being started; nothing was asked of it
-    │   │       └── WorkerLost                     it died again and again, and is not started any more
+    │   │   ├── WorkerAbsent                       it is gone or being started; nothing was asked of it
+    │   │   │   └── WorkerLost                     it died again and again, and is not started any more
+    │   │   ├── WeightsLost                        a server does not serve what it was given any more
+    │   │   └── BackendUnfit                       a server that is up lacks what the run needs
     │   └── BackendRejected     (ValueError)       it refused this request; a retry would be refused too
     ├── WeightMismatch   (RuntimeError)  a worker does not serve the weights that it was given
     ├── StalenessError   (RuntimeError)  a token is not of the policy version that it should be
@@ -91,6 +93,14 @@ class WorkerAbsent(BackendUnavailable):
 
 class WorkerLost(WorkerAbsent):
     """The worker died again and again without an answer between, and is not started any more."""
+
+
+class WeightsLost(BackendUnavailable):
+    """A server serves other weights than it was given: it was started again, or somebody else publishes to it."""
+
+
+class BackendUnfit(BackendUnavailable):
+    """A server answers, but cannot do what the run needs as it was started."""
 
 
 class BackendRejected(BackendError, ValueError):

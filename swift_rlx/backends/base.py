@@ -107,13 +107,14 @@ class Backend(Protocol):
 
 
 def resolve_weight_update(requested: WeightUpdate | None, backends: Sequence[Backend]) -> WeightUpdate:
-    """The mode for a run; None means `keep` where every worker declares it, else `drain`.
+    """The mode for a run; None means the first of `keep`, `pin` and `drain` that every worker can.
 
+    With `pin` and `drain` an answer has the same weights from its beginning to its end; `pin` has no idle time.
     Raises `ConfigError` for a mode that a worker lacks.
     """
     if requested is None:
-        every = all(backend.capabilities.keep for backend in backends)
-        return WeightUpdate.KEEP if every else WeightUpdate.DRAIN
+        wishes = (WeightUpdate.KEEP, WeightUpdate.PIN, WeightUpdate.DRAIN)
+        return next(mode for mode in wishes if all(one.capabilities.can(mode) for one in backends))
     for backend in backends:
         if not backend.capabilities.can(requested):
             can = ", ".join(mode.value for mode in WeightUpdate if backend.capabilities.can(mode))

@@ -6,7 +6,7 @@ call that fails leaves it so. Here the calls around `receive_weights` do nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,13 @@ class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """`directory` with `*.safetensors`: all weights of the model, checked by the sender."""
+    """`directory` with `*.safetensors`: all weights of the model, checked by the sender.
+
+    `num_files`: how many the sender sees there; 0: it does not say.
+    """
 
     directory: str
+    num_files: int = 0
 
 
 class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
@@ -50,10 +54,19 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[
         """Nothing to do: the model keeps its weights until `receive_weights`."""
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Replace all weights. vLLM makes no step meanwhile."""
+        """Replace all weights. vLLM makes no step meanwhile.
+
+        Raises `FileNotFoundError`, the model untouched, where this machine does not see what the sender sees.
+        """
+        files = weight_files(Path(update_info.directory))
+        if not files or update_info.num_files not in (0, len(files)):
+            raise FileNotFoundError(
+                f"{update_info.directory} has {len(files)} files of weights here, and {update_info.num_files or 'some'}"
+                " where they were written"
+            )
         with torch.no_grad():
             initialize_layerwise_reload(self.model)
-            self.model.load_weights(_tensors(Path(update_info.directory)))
+            self.model.load_weights(_tensors(files))
             finalize_layerwise_reload(self.model, self.model_config)
             if self.device.type == "cpu":
                 _repack_output_layers(self.model)
@@ -65,8 +78,8 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[
         """Nothing is held."""
 
 
-def _tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    for path in weight_files(directory):
+def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dictionary
                 yield name, file.get_tensor(name)

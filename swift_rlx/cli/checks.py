@@ -57,10 +57,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole finding."""
+    """The whole finding. `subject`: what it says can be, where nothing failed."""
 
     version: str
     sections: tuple[Section, ...]
+    subject: str = "`swift rlhf --rlhf_type rloo` can run here"
 
     def named(self, status: Status) -> tuple[str, ...]:
         """Names of the checks that ended like this, in order."""
@@ -106,9 +107,9 @@ class Report:
     def _verdict(self) -> str:
         failed, warned = self.named(Status.FAIL), self.named(Status.WARN)
         if failed:
-            return f"`swift rlhf --rlhf_type rloo` cannot run here: {', '.join(failed)} failed"
+            return f"{self.subject.replace(' can ', ' cannot ')}: {', '.join(failed)} failed"
         warnings = f", {len(warned)} warning{'s' if len(warned) > 1 else ''}" if warned else ""
-        return f"`swift rlhf --rlhf_type rloo` can run here{warnings}"
+        return f"{self.subject}{warnings}"
 
 
 def _lines(check: Check, column: int, width: int) -> list[str]:

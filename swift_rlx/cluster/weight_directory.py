@@ -42,8 +42,9 @@ class WeightDirectory:
     """A new directory of this run, readable by this user only, removed by `remove` or after the end of the process.
 
     `parent`: where it is made if shared memory has less than `needed_bytes` free (see the function); `notice` is then
-    called with a sentence. `shared_memory`: for tests. What ended runs of this user left is removed. Raises
-    `ConfigError` where shared memory is too small and no `parent` is named, or the parent is too small as well.
+    called with a sentence. `shared_memory`: what is tried first; another folder where workers of other machines read
+    the weights. What ended runs of this user left is removed. Raises `ConfigError` where shared memory is too small and
+    no `parent` is named, or the parent is too small as well.
     """
 
     def __init__(

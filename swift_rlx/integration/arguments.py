@@ -23,7 +23,12 @@ from swift.utils import get_dist_setting
 import swift_rlx
 from swift_rlx.errors import ConfigError, PluginError, RlxError
 from swift_rlx.integration.algorithm_table import ALGORITHMS, NAMES, resolve
-from swift_rlx.integration.engine_options import defaults_of, engine_options, refuse_replaced
+from swift_rlx.integration.engine_options import (
+    defaults_of,
+    engine_options,
+    refuse_options_of_servers,
+    refuse_replaced,
+)
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
 from swift_rlx.integration.placement import settle_devices
 from swift_rlx.registry import one_line
@@ -132,6 +137,8 @@ def _become_ours(args: Any) -> None:
         refuse_replaced(args, defaults, algorithm.name)
     args.rlx_engine_options = engine_options(args, defaults)
     if args.async_rollout:
+        if args.rollout_endpoints:
+            refuse_options_of_servers(args.rlx_engine_options)
         settle_devices(args)
     args.rlhf_type = "grpo"
 

@@ -32,8 +32,8 @@ JSON_FLAGS = ("vllm_limit_mm_per_prompt", "vllm_speculative_config")
 REPLACED = {
     "use_vllm": "the pipeline's workers generate: use --rollout_backend vllm",
     "vllm_mode": "the pipeline's workers generate: use --rollout_backend vllm",
-    "vllm_server_base_url": "a running server is not a rollout backend yet: use --rollout_backend vllm",
-    "vllm_server_host": "a running server is not a rollout backend yet: use --rollout_backend vllm",
+    "vllm_server_base_url": "name running servers with --rollout_endpoints",
+    "vllm_server_host": "name running servers with --rollout_endpoints",
     "vllm_use_async_engine": "the workers always use vLLM's asynchronous engine: drop the flag",
     "vllm_data_parallel_size": "use --rollout_workers",
     "vllm_enable_lora": "LoRA is published as an adapter wherever the engine can load it: drop the flag",
@@ -58,6 +58,16 @@ def engine_options(args: Any, defaults: dict[str, Any]) -> dict[str, Any]:
     options = given | _json_object("vllm_engine_kwargs", args.vllm_engine_kwargs or {})
     weight_transfer(options.get("weight_transfer") or WeightTransfer.FILE)
     return options
+
+
+def refuse_options_of_servers(options: dict[str, Any]) -> None:
+    """Raise ConfigError for engine options where servers generate that were started by somebody else."""
+    for name, value in options.items():
+        given = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        raise ConfigError(
+            f"--vllm_{name} {value} has no effect on the servers of --rollout_endpoints, which run already: give"
+            f" {given} to the command that starts them, and drop it here"
+        )
 
 
 def _json_object(flag: str, value: Any) -> dict[str, Any]:

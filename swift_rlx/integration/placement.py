@@ -42,6 +42,9 @@ def settle_devices(args: Any) -> None:
     """
     if not torch.cuda.is_initialized():
         _take_back_choice()
+    if args.rollout_endpoints:  # the servers have accelerators of their own
+        args.rlx_worker_devices = []
+        return
     machine = this_machine(args.use_cpu)
     workers = worker_devices(args, machine)
     args.rlx_worker_devices = [list(ids) for ids in workers]

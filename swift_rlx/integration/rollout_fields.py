@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from swift_rlx.backends import BACKENDS
+from swift_rlx.backends.remote_endpoint import parse_endpoints
 from swift_rlx.errors import ConfigError
 
 # No `from __future__ import annotations` here: ms-swift's parser evaluates the annotations in another module.
@@ -26,7 +27,22 @@ class RolloutFields:
         default="auto",
         metadata={
             "help": "[swift-rlx] What the workers run: auto (vllm if it is installed and runs on this device, else"
-            " transformers), transformers, vllm, or the name of an installed backend."
+            " transformers), transformers, vllm, remote (running servers), or the name of an installed backend."
+        },
+    )
+    rollout_endpoints: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] Addresses of running servers of vLLM or SGLang that generate instead of worker"
+            " processes, e.g. http://gpu7:8000 http://gpu8:8000. Their key: SWIFT_RLX_API_KEY or"
+            " SWIFT_RLX_API_KEY_FILE in the environment."
+        },
+    )
+    rollout_shared_directory: str | None = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] Directory that the servers see too; weights go through it. Default: shared memory for"
+            " servers of this machine, else the output directory."
         },
     )
     rollout_workers: int = field(default=1, metadata={"help": "[swift-rlx] Worker processes (replicas)."})
@@ -42,6 +58,13 @@ class RolloutFields:
         metadata={
             "help": "[swift-rlx] Completions in flight per worker. Default: --vllm_max_num_seqs, else adapted to the"
             " worker's speed and --rollout_target_latency_s."
+        },
+    )
+    rollout_max_inflight_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] Tokens (prompt and the longest completion) in flight per server of"
+            " --rollout_endpoints. Default: no limit."
         },
     )
     rollout_target_latency_s: float = field(
@@ -71,8 +94,8 @@ class RolloutFields:
         default="auto",
         metadata={
             "help": "[swift-rlx] Answers in flight when weights are published: keep (go on under the new ones), pin"
-            " (finish on those they began with), drain (wait for them), abort. auto: keep where the backend can,"
-            " else drain."
+            " (finish on those they began with), drain (wait for them), abort. auto: the first of keep, pin and"
+            " drain that the backend can."
         },
     )
     rollout_timeout_s: float = field(
@@ -98,17 +121,24 @@ class Bound:
 BOUNDS = (
     Bound("rollout_workers", 1, "at least one worker generates"),
     Bound("rollout_max_inflight", 1, "a worker answers at least one request at a time"),
+    Bound("rollout_max_inflight_tokens", 1, "a request has at least one token"),
     Bound("rollout_target_latency_s", 1e-3, "it is a time in seconds"),
     Bound("max_staleness", 0, "0 is strictly on-policy"),
     Bound("rollout_timeout_s", 1e-3, "it is a time in seconds"),
     Bound("rollout_retries", 0, "0 gives up at the first failure"),
     Bound("rollout_start_timeout_s", 1e-3, "it is a time in seconds"),
 )
+REMOTE = "remote"
+NOT_FOR_SERVERS = ("rollout_workers", "rollout_devices")
+ONLY_SERVERS = ("rollout_shared_directory", "rollout_max_inflight_tokens")
 ONLY_ASYNC = (
     "rollout_backend",
     "rollout_workers",
     "rollout_devices",
+    "rollout_endpoints",
+    "rollout_shared_directory",
     "rollout_max_inflight",
+    "rollout_max_inflight_tokens",
     "rollout_target_latency_s",
     "train_order",
     "stale_tokens",
@@ -135,19 +165,51 @@ def resolve_rollout(values: Any, defaults: dict[str, Any]) -> None:
         if values.max_staleness not in (0, defaults["max_staleness"]):
             changed.append("max_staleness")
         if changed:
-            given = " ".join(f"--{name} {getattr(values, name)}" for name in changed)
+            given = " ".join(f"--{name} {_shown(getattr(values, name))}" for name in changed)
             raise ConfigError(
                 f"{given} has no effect without the asynchronous pipeline; drop it, or set --async_rollout true and"
                 " --max_staleness 1 or more"
             )
         values.max_staleness = 0
         return
-    names = ("auto", *BACKENDS.names())
+    _resolve_servers(values, defaults)
+    names = ("auto", REMOTE, *BACKENDS.names())
     if values.rollout_backend not in names and ":" not in values.rollout_backend:
         raise ConfigError(
             f"--rollout_backend {values.rollout_backend} is not installed; use one of {', '.join(names)}"
         )
     device_ids(values.rollout_devices)
+
+
+def _resolve_servers(values: Any, defaults: dict[str, Any]) -> None:
+    """`rollout_endpoints` and `rollout_backend` remote are one thing, which excludes worker processes."""
+    if not values.rollout_endpoints:
+        values.rollout_endpoints = None
+        if values.rollout_backend == REMOTE:
+            raise ConfigError(
+                "--rollout_backend remote is refused without --rollout_endpoints: name the servers, such as"
+                " http://gpu7:8000"
+            )
+        for name in ONLY_SERVERS:
+            if (value := getattr(values, name)) != defaults[name]:
+                raise ConfigError(f"--{name} {value} has no effect without --rollout_endpoints; drop it")
+        return
+    parse_endpoints(values.rollout_endpoints)
+    if values.rollout_backend not in ("auto", REMOTE):
+        raise ConfigError(
+            f"--rollout_backend {values.rollout_backend} contradicts --rollout_endpoints, whose servers generate; drop"
+            " one of them"
+        )
+    values.rollout_backend = REMOTE
+    for name in NOT_FOR_SERVERS:
+        if (value := getattr(values, name)) != defaults[name]:
+            raise ConfigError(
+                f"--{name} {value} has no effect with --rollout_endpoints: the servers are the workers; drop it"
+            )
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def device_ids(text: str | None) -> tuple[str, ...]:

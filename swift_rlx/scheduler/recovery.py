@@ -8,6 +8,7 @@ to do. A readmitted worker is given the time of its first request; who fails at 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from swift_rlx.errors import BackendError, BackendUnavailable, StalenessError, WorkerAbsent, WorkerLost
@@ -34,6 +35,31 @@ class Recovery:
         self._last_error: BackendError | None = None
         self._lost: set[str] = set()
         state.router.on_idle_change = self._count
+
+    async def begin(self) -> None:
+        """Before the first request: one worker has to serve the weights of the start, the others may get them later.
+
+        Raises `StalenessError` where one serves others and none serves these, and the first error where none answers.
+        """
+        version, workers = self._state.version, self._state.router.workers
+        found = await asyncio.gather(*map(served_version, workers), return_exceptions=True)
+        errors: dict[Worker, BackendError] = {}
+        for worker, served in zip(workers, found, strict=True):
+            if isinstance(served, BackendError):
+                errors[worker] = served
+            elif isinstance(served, BaseException):
+                raise served
+            elif served != version and version not in found:
+                raise StalenessError(
+                    f"worker '{worker.name}' serves weights {served}, but the run starts at {version};"
+                    " load these into the worker first"
+                )
+            elif served != version:
+                errors[worker] = BackendUnavailable(f"worker '{worker.name}' serves weights {served}")
+        if len(errors) == len(workers):
+            raise next(iter(errors.values()))
+        for worker, error in errors.items():
+            self.publish_failed(worker, error)
 
     def succeeded(self) -> None:
         """A worker gave an answer, or made tokens."""

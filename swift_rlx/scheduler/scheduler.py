@@ -20,7 +20,7 @@ from types import TracebackType
 
 from swift_rlx.backends.base import Backend, WeightUpdate, resolve_weight_update
 from swift_rlx.clock import Clock, LoopClock
-from swift_rlx.errors import BackendTimeout, ConfigError, SchedulingError, StalenessError
+from swift_rlx.errors import BackendTimeout, ConfigError, SchedulingError
 from swift_rlx.scheduler.capacity import Capacity
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.drafts import DraftBook
@@ -34,7 +34,7 @@ from swift_rlx.scheduler.pickup import PickUp
 from swift_rlx.scheduler.prompts import PromptSource
 from swift_rlx.scheduler.publishing import Publisher
 from swift_rlx.scheduler.ready import ReadyBuffer
-from swift_rlx.scheduler.recovery import Recovery, served_version
+from swift_rlx.scheduler.recovery import Recovery
 from swift_rlx.scheduler.requests import within
 from swift_rlx.scheduler.resume import PromptOf, RolloutState, capture, restore
 from swift_rlx.scheduler.routing import Router, make_workers
@@ -97,7 +97,7 @@ class RolloutScheduler:
             journal=journal,
         )
         self._resumed, self._prompt_of = state, prompt_of
-        recovery = Recovery(self._state)
+        recovery = self._recovery = Recovery(self._state)
         self._drafts = DraftBook(self._state, self.weight_update)
         self._generation = Generation(self._state, recovery, self._drafts, random.Random(config.seed))
         self._publisher = Publisher(
@@ -114,27 +114,16 @@ class RolloutScheduler:
 
     async def __aenter__(self) -> RolloutScheduler:
         state = self._state
-        await self._check_served_versions()
         if self._resumed is not None:
             restore(self._resumed, state, self._prompt_of, self._generation.admit_at)
             self._resumed = None  # its answers go as they are trained
+        await self._recovery.begin()
         state.source.on_change(self._source_changed)
         state.supervisor.loop("generate", generate_loop(state, self._generation))
         state.supervisor.loop("score", score_loop(state, self._scoring))
         state.supervisor.loop("publish", publish_loop(state, self._publisher))
         state.events.generate.set()
         return self
-
-    async def _check_served_versions(self) -> None:
-        """No request before the weights are there."""
-        version = self._state.version
-        workers = self._state.router.workers
-        for worker, served in zip(workers, await asyncio.gather(*map(served_version, workers)), strict=True):
-            if served != version:
-                raise StalenessError(
-                    f"worker '{worker.name}' serves weights {served}, but the run starts at {version};"
-                    " load these into the worker first"
-                )
 
     async def __aexit__(
         self,

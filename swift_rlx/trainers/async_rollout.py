@@ -1,5 +1,6 @@
 """Batches from the asynchronous pipeline in the place of ms-swift's generation, on every rank."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,7 @@ class AsyncRolloutMixin:
         gpu_memory_utilization: float | None = None,
         max_staleness: int = 2,
         devices: str | None = None,
+        endpoints: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
         """Do what `--async_rollout true` and its flags do; what is left out gets its default.
@@ -115,6 +117,7 @@ class AsyncRolloutMixin:
             rollout_max_inflight=max_inflight,
             max_staleness=max_staleness,
             rollout_devices=devices,
+            rollout_endpoints=list(endpoints) if endpoints else None,
             **settings,
         )
         if gpu_memory_utilization is not None:
@@ -189,9 +192,13 @@ class AsyncRolloutMixin:
 
     # --- weights -------------------------------------------------------------------------------------------------
 
-    def prepare_export(self, engine_name: str, max_adapter_rank: int) -> None:
+    def prepare_export(
+        self, engine_name: str, max_adapter_rank: int, why_no_adapter: str | None = None
+    ) -> None:
         """Decide how weights reach workers of this engine; on all ranks."""
-        self.exporter = WeightExporter(self, engine_name, max_adapter_rank=max_adapter_rank)
+        self.exporter = WeightExporter(
+            self, engine_name, max_adapter_rank=max_adapter_rank, why_no_adapter=why_no_adapter
+        )
 
     def export_weights(self, version: PolicyVersion) -> WeightFiles | None:
         """The current weights as files; on all ranks, the record on rank 0."""

@@ -1,6 +1,5 @@
 """What runs beside the training on rank 0: workers, scheduler, scoring; started once, ended whatever happens."""
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ import torch
 from swift.utils import get_logger
 
 from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightUpdate, resolve_weight_update
-from swift_rlx.cluster import WorkerProcess
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import SchedulingError
 from swift_rlx.monitors import Monitor, WatchedBackend
@@ -20,6 +18,7 @@ from swift_rlx.scheduler import RolloutConfig
 from swift_rlx.scheduler.journal import Journal
 from swift_rlx.scheduler.resume import PromptOf, RolloutState
 from swift_rlx.scheduler.threaded import RolloutThread
+from swift_rlx.trainers.crew import Crew, close_all
 from swift_rlx.trainers.epoch_order import EpochPrompts
 from swift_rlx.trainers.group_scoring import GroupScorer
 from swift_rlx.trainers.rollout_rows import PickedBatch, rows_of_batch
@@ -33,12 +32,10 @@ class PipelinePlan:
     """All that is decided before the start; `columns` are the names of the rewards, in their order."""
 
     config: RolloutConfig
-    specs: tuple[EngineSpec, ...]
-    environments: tuple[dict[str, str], ...]
+    crew: Crew
     version: PolicyVersion
     columns: tuple[str, ...]
     run_directory: Path
-    start_limit_s: float = 600.0
 
 
 class RolloutPipeline:
@@ -68,7 +65,7 @@ class RolloutPipeline:
         self.plan = plan
         self.weights = weights
         self.journal = journal
-        self.workers: list[WorkerProcess] = []
+        self.workers: Sequence[Backend] = ()
         self._scorer = scorer
         self._first = first
         self._wrap = wrap
@@ -96,24 +93,11 @@ class RolloutPipeline:
         self._open.callback(self.thread.close)
 
     async def _make_backends(self) -> Sequence[Backend]:
-        plan = self.plan
-        self.workers = [
-            WorkerProcess(
-                spec,
-                name=f"worker-{number}",
-                run_directory=plan.run_directory,
-                environment=environment,
-                start_limit_s=plan.start_limit_s,
-                stall_limit_s=plan.config.first_token_limit_s,
-            )
-            for number, (spec, environment) in enumerate(zip(plan.specs, plan.environments, strict=True))
-        ]
+        self.workers = await self.plan.crew.start(self.plan.version, self._first)
         try:
-            await asyncio.gather(*(worker.start() for worker in self.workers))
-            self.weight_update = resolve_weight_update(plan.config.weight_update, self.workers)
-            await asyncio.gather(*(worker.publish(self.plan.version, self._first) for worker in self.workers))
+            self.weight_update = resolve_weight_update(self.plan.config.weight_update, self.workers)
         except BaseException:
-            await asyncio.gather(*(worker.close() for worker in self.workers), return_exceptions=True)
+            await close_all(self.workers)
             raise
         # What is watched is what the scheduler sees: with conversations, one answer of all turns.
         return [WatchedBackend(self._wrap(each), self._monitor, time.monotonic) for each in self.workers]

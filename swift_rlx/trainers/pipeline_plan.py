@@ -22,11 +22,13 @@ from swift_rlx.integration.worker_model import is_resized, vocabulary_of
 from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
 from swift_rlx.scheduler.journal import Journal
 from swift_rlx.trainers.conversations import ConversationBackend
+from swift_rlx.trainers.crew import ProcessCrew
 from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
 from swift_rlx.trainers.group_scoring import GroupScorer, is_late
 from swift_rlx.trainers.journal_place import journal_directory
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
 from swift_rlx.trainers.prompt_encoding import PromptEncoder
+from swift_rlx.trainers.server_plan import server_crew, shared_directory
 from swift_rlx.trainers.spread_filter import SpreadFilter
 from swift_rlx.trainers.startup import longest_prompt
 from swift_rlx.types import PolicyVersion, SamplingParams
@@ -194,30 +196,40 @@ def start_pipeline(trainer: Any) -> None:
     """On all ranks: export the first weights; on rank 0: start workers on them, and the scheduler."""
     share_cores(trainer)
     args, is_main = trainer.args, trainer.accelerator.is_main_process
-    has_accelerator = trainer.accelerator.device.type != "cpu"
-    name = choose_backend(args.rollout_backend, trainer.is_multimodal, has_accelerator)
     if trainer.is_multimodal:  # a template that cannot be used is refused before anything is started
         trainer.encoder.prompt(dict(trainer.train_dataset[0]), 0, 0)
     config = rollout_config(trainer, trainer.encoder.sampling())
-    specs = engine_specs(trainer, name, config)
-    trainer.prepare_export(name, specs[0].max_adapter_rank)
-    if trainer.exporter.kind is WeightKind.FULL:  # vLLM with room for adapters takes no others beside answers
-        specs = tuple(replace(spec, max_adapter_rank=0) for spec in specs)
+    crew = server_crew(trainer, config) if args.rollout_endpoints else _process_crew(trainer, config)
     trainer.policy_version = trainer.version_of_start()
     trainer.weight_directory = _weight_directory(trainer) if is_main else None
     first = trainer.export_weights(trainer.policy_version)
     if is_main:
         plan = PipelinePlan(
             config=config,
-            specs=specs,
-            environments=tuple(worker_environment(spec) for spec in specs),
+            crew=crew,
             version=trainer.policy_version,
             columns=tuple(trainer.reward_func_names),
             run_directory=run_directory(trainer),
-            start_limit_s=args.rollout_start_timeout_s,
         )
         trainer.pipeline = _pipeline(trainer, plan, first)
     trainer.rollout_state = None  # its answers go as they are trained
+
+
+def _process_crew(trainer: Any, config: RolloutConfig) -> ProcessCrew:
+    """Processes of ours, and the way in which weights reach them; on all ranks."""
+    has_accelerator = trainer.accelerator.device.type != "cpu"
+    name = choose_backend(trainer.args.rollout_backend, trainer.is_multimodal, has_accelerator)
+    specs = engine_specs(trainer, name, config)
+    trainer.prepare_export(name, specs[0].max_adapter_rank)
+    if trainer.exporter.kind is WeightKind.FULL:  # vLLM with room for adapters takes no others beside answers
+        specs = tuple(replace(spec, max_adapter_rank=0) for spec in specs)
+    return ProcessCrew(
+        specs,
+        tuple(worker_environment(spec) for spec in specs),
+        run_directory(trainer),
+        start_limit_s=trainer.args.rollout_start_timeout_s,
+        stall_limit_s=config.first_token_limit_s,
+    )
 
 
 def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPipeline:
@@ -225,7 +237,7 @@ def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPi
     rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
     encoder = PromptEncoder(trainer.template, trainer.sample_cls, trainer.request_config)
     scorer = GroupScorer(rewards, encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env)
-    monitor = trainer.start_monitor(plan.run_directory, len(plan.specs), plan.config.max_inflight)
+    monitor = trainer.start_monitor(plan.run_directory, plan.crew.size, plan.config.max_inflight)
     scorer.on_scored = monitor.scored
     if state is not None:
         scorer.go_on_from(one.ready for one in state.open if one.ready is not None)
@@ -291,7 +303,8 @@ def share_cores(trainer: Any) -> None:
     """On a machine without accelerators ranks and workers share the cores: as many threads as each one's share."""
     if trainer.accelerator.device.type != "cpu":
         return
-    processes = trainer.args.rollout_workers + int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    workers = 0 if trainer.args.rollout_endpoints else trainer.args.rollout_workers
+    processes = workers + int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = max(1, len(os.sched_getaffinity(0)) // processes)
     if threads < torch.get_num_threads():
         torch.set_num_threads(threads)
@@ -302,4 +315,6 @@ def _weight_directory(trainer: Any) -> WeightDirectory:
     needed = needed_bytes(
         trainer.exporter.bytes_needed(), trainer.args.rollout_workers, trainer.exporter.kind
     )
+    if trainer.args.rollout_endpoints and (shared := shared_directory(trainer, run_directory(trainer))):
+        return WeightDirectory(shared, needed_bytes=needed, shared_memory=shared)
     return WeightDirectory(run_directory(trainer), needed_bytes=needed)

@@ -29,8 +29,8 @@ def loads_all(config: dict[str, Any], max_rank: int) -> None:
 
 
 def adapter_fault_of(engine_name: str) -> AdapterFault:
-    """The rule of an engine."""
-    if engine_name == "vllm":
+    """The rule of an engine. SGLang's is taken to be vLLM's: it says less about what it cannot load."""
+    if engine_name in ("vllm", "sglang"):
         from swift_rlx.backends.vllm_adapter import adapter_fault
 
         return adapter_fault

@@ -33,6 +33,7 @@ from swift_rlx.integration.worker_model import is_resized
 from swift_rlx.trainers import weight_choice as choice
 from swift_rlx.trainers.weight_pieces import Piece, pieces_of, published_tensors
 from swift_rlx.trainers.weight_probe import TOLERANCE, make_probe, probe_tokens
+from swift_rlx.types import IntArray
 
 logger = get_logger()
 GROUP_BYTES = 1 << 29
@@ -58,7 +59,13 @@ class WeightExporter:
     """
 
     def __init__(
-        self, trainer: Any, engine_name: str, *, max_adapter_rank: int = 0, dtype: torch.dtype | None = None
+        self,
+        trainer: Any,
+        engine_name: str,
+        *,
+        max_adapter_rank: int = 0,
+        dtype: torch.dtype | None = None,
+        why_no_adapter: str | None = None,
     ) -> None:
         self.last: ExportCost | None = None
         """What the latest export cost."""
@@ -69,7 +76,10 @@ class WeightExporter:
         model = self._model
         choice.check_known_tuner(model)
         self._adapter = model.active_adapters[0] if isinstance(model, PeftModel) else None
-        self.kind, reason = self._choose(choice.adapter_fault_of(engine_name), max_adapter_rank)
+        fault = choice.adapter_fault_of(engine_name)
+        if why_no_adapter is not None:
+            fault = lambda config, max_rank: why_no_adapter  # noqa: E731
+        self.kind, reason = self._choose(fault, max_adapter_rank)
         if self.kind is WeightKind.FULL:
             choice.check_mergeable(model)
             choice.check_not_quantized(model)
@@ -104,6 +114,11 @@ class WeightExporter:
         with self._trainer._disable_sp_context():
             probe = make_probe(self._model, self._probe_ids, self._tolerance())
         return probe if self._is_main else None
+
+    @property
+    def probe_ids(self) -> IntArray:
+        """The text of the probe."""
+        return self._probe_ids
 
     def bytes_needed(self) -> int:
         """How large one export is, but for headers."""

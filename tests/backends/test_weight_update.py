@@ -9,9 +9,10 @@ from swift_rlx.errors import ConfigError
 from swift_rlx.testing.fake_backend import FakeBackend
 
 
-def test_keep_is_chosen_where_every_worker_can_and_drain_else():
+def test_keep_is_chosen_where_every_worker_can_then_pin_and_drain_else():
     keeping, other = FakeBackend("a"), FakeBackend("b", mode=WeightUpdate.PIN)
     assert resolve_weight_update(None, [keeping]) is WeightUpdate.KEEP
+    assert resolve_weight_update(None, [other]) is WeightUpdate.PIN
     assert resolve_weight_update(None, [keeping, other]) is WeightUpdate.DRAIN
 
 

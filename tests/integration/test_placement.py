@@ -15,6 +15,7 @@ from swift_rlx.integration.placement import settle_devices
 
 def arguments(**changes: Any) -> SimpleNamespace:
     plain = {"use_cpu": False, "rollout_workers": 1, "rollout_devices": None, "rlx_engine_options": {}}
+    plain |= {"rollout_endpoints": None}
     return SimpleNamespace(**plain | changes)
 
 

@@ -35,6 +35,12 @@ OTHER: dict[str, Any] = {
     "rollout_retries": 1,
     "rollout_start_timeout_s": 1800.0,
 }
+SERVERS: dict[str, Any] = {
+    "rollout_endpoints": ["http://gpu7:8000", "http://gpu8:8000"],
+    "rollout_shared_directory": "/shared",
+    "rollout_max_inflight_tokens": 9000,
+}
+"""Fields that exclude some of the above."""
 
 
 def resolved(**changes: Any) -> SimpleNamespace:
@@ -58,9 +64,10 @@ def test_every_field_with_a_lower_bound_is_refused_below_it_and_taken_at_it() ->
     assert {bound.name for bound in BOUNDS} >= numbers - {"async_rollout"}
     for bound in BOUNDS:
         below = bound.at_least - 1 if bound.at_least >= 1 or bound.at_least == 0 else -1.0
+        beside = {"rollout_endpoints": SERVERS["rollout_endpoints"]} if bound.name in SERVERS else {}
         with pytest.raises(ConfigError, match=f"^--{bound.name} {below:g} is refused: {bound.advice}$"):
-            resolved(**{bound.name: below})
-        assert resolved(**{bound.name: bound.at_least})
+            resolved(**{bound.name: below} | beside)
+        assert resolved(**{bound.name: bound.at_least} | beside)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -73,14 +80,17 @@ def test_a_time_that_is_no_number_is_refused(name: str, value: float) -> None:
 @pytest.mark.parametrize("name", ONLY_ASYNC)
 @pytest.mark.parametrize("off", [{"max_staleness": 0}, {"async_rollout": False}], ids=["bound 0", "off"])
 def test_a_field_without_effect_is_refused(name: str, off: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"^--{name} {OTHER[name]} has no effect without the asynchronous"):
-        resolved(**{name: OTHER[name]} | off)
-    assert getattr(resolved(**{name: OTHER[name]}), name) == OTHER[name]
+    value = (OTHER | SERVERS)[name]
+    shown = " ".join(value) if isinstance(value, list) else value
+    with pytest.raises(ConfigError, match=f"^--{name} {shown} has no effect without the asynchronous"):
+        resolved(**{name: value} | off)
+    beside = {"rollout_endpoints": SERVERS["rollout_endpoints"]} if name in SERVERS else {}
+    assert getattr(resolved(**beside | {name: value}), name) == value
 
 
 def test_no_field_is_left_out_of_these_tests() -> None:
-    assert set(OTHER) == set(ONLY_ASYNC) == set(DEFAULTS) - {"async_rollout", "max_staleness"}
-    assert all(OTHER[name] != DEFAULTS[name] for name in OTHER)
+    assert {*OTHER, *SERVERS} == set(ONLY_ASYNC) == set(DEFAULTS) - {"async_rollout", "max_staleness"}
+    assert all(value != DEFAULTS[name] for name, value in (OTHER | SERVERS).items())
 
 
 def test_a_bound_without_the_pipeline_is_refused() -> None:
@@ -104,13 +114,13 @@ def test_a_backend_that_is_installed_or_a_path_is_taken(name: str) -> None:
     assert resolved(rollout_backend=name).rollout_backend == name
 
 
-@pytest.mark.parametrize("name", ["sglang", "remote", "Transformers"])
+@pytest.mark.parametrize("name", ["sglang", "servers", "Transformers"])
 def test_an_unknown_backend_is_refused_with_those_that_are_installed(
     name: str, installed_backend: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(rollout_backend=name)
-    there = ", ".join(("auto", *BACKENDS.names()))
+    there = ", ".join(("auto", "remote", *BACKENDS.names()))
     assert str(caught.value) == f"--rollout_backend {name} is not installed; use one of {there}"
     assert installed_backend in there
 
@@ -140,6 +150,49 @@ def test_visible_devices_are_those_of_the_environment(
     assert visible_devices() == ids
 
 
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["auto", "remote"])
+def test_endpoints_are_the_remote_backend(backend: str) -> None:
+    values = resolved(rollout_endpoints=["http://gpu7:8000"], rollout_backend=backend)
+    assert (values.rollout_backend, values.rollout_endpoints) == ("remote", ["http://gpu7:8000"])
+    assert resolved(**vars(values)).rollout_backend == "remote"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rollout_backend": "remote"}, "--rollout_backend remote is refused without --rollout_endpoints"),
+        ({"rollout_endpoints": [], "rollout_backend": "remote"}, "is refused without --rollout_endpoints"),
+        ({"rollout_endpoints": ["gpu7:8000"]}, "'gpu7:8000' is refused: give the address of a server"),
+        (
+            {"rollout_endpoints": ["http://a"], "rollout_backend": "vllm"},
+            "vllm contradicts --rollout_endpoints",
+        ),
+        (
+            {"rollout_endpoints": ["http://a"], "rollout_workers": 2},
+            "--rollout_workers 2 has no effect with --roll",
+        ),
+        (
+            {"rollout_endpoints": ["http://a"], "rollout_devices": "4,5"},
+            "--rollout_devices 4,5 has no effect with",
+        ),
+        (
+            {"rollout_shared_directory": "/x"},
+            "--rollout_shared_directory /x has no effect without --rollout_endpo",
+        ),
+        (
+            {"rollout_max_inflight_tokens": 7},
+            "--rollout_max_inflight_tokens 7 has no effect without --rollout_end",
+        ),
+    ],
+)
+def test_what_contradicts_servers_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolved(**changes)
+
+
 # --- as `swift rlhf` reads them --------------------------------------------------------------------------------------
 
 
@@ -167,6 +220,31 @@ def test_each_field_reaches_the_training_configuration(build: Callable[..., Any]
     config = build(**changes).training_args
     assert {name: getattr(config, name) for name in changes} == changes
     assert config.async_rollout is True
+
+
+def test_the_fields_of_servers_reach_the_training_configuration(build: Callable[..., Any]) -> None:
+    args = build(**SERVERS)
+    config = args.training_args
+    assert {name: getattr(config, name) for name in SERVERS} == SERVERS
+    assert (config.rollout_backend, args.rlx_worker_devices) == ("remote", [])
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        (
+            {"vllm_max_num_seqs": 8},
+            "--vllm_max_num_seqs 8 has no effect on the servers .*: give --max-num-seqs 8 to",
+        ),
+        ({"vllm_engine_kwargs": '{"block_size": 16}'}, "--vllm_block_size 16 has no effect on the servers"),
+        ({"vllm_server_host": ["gpu7"]}, "name running servers with --rollout_endpoints"),
+    ],
+)
+def test_an_engine_flag_has_no_meaning_for_a_running_server(
+    build: Callable[..., Any], flag: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(rollout_endpoints=["http://gpu7:8000"], **flag)
 
 
 def test_a_bound_of_zero_on_the_command_line_is_no_pipeline(build: Callable[..., Any]) -> None:

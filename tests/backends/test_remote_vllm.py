@@ -1,0 +1,247 @@
+"""Real servers of vLLM: the rules of an engine over HTTP, and a run in which one of two is killed and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm_runs import (
+    MAX_MODEL_LEN,
+    PROBE,
+    load,
+    move,
+    move_adapter,
+    save_adapter,
+    save_full,
+    save_model,
+    score,
+    with_adapter,
+)
+from vllm_servers import VllmServer, running_servers
+
+from swift_rlx.backends import Probe, WeightFiles, WeightKind
+from swift_rlx.backends.remote_dialect import Ability, ServerNeeds
+from swift_rlx.backends.remote_probe import identify
+from swift_rlx.backends.remote_server import RemoteServer
+from swift_rlx.backends.remote_start import start_servers
+from swift_rlx.errors import BackendUnavailable
+from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler, routing
+from swift_rlx.testing import EngineCase, check_engine
+from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams, Score
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+START = PolicyVersion(0, 0)
+VOCABULARY = 300
+IDS = tuple(PROBE[:16].tolist())
+
+
+def probed(files: WeightFiles, model: Any) -> WeightFiles:
+    return WeightFiles(files.kind, files.directory, Probe(PROBE, score(model, PROBE), tolerance=1e-3))
+
+
+def needs(kind: WeightKind, model: Path, **changes: Any) -> ServerNeeds:
+    given = {"keeps": kind is WeightKind.FULL, "model": str(model), "probe_ids": IDS, "max_adapter_rank": 4}
+    return ServerNeeds(kind, VOCABULARY, **(given | changes))
+
+
+# --- one server, both ways to new weights ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "llama", tied=True, ends=True)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    one = VllmServer(model, tmp_path_factory.mktemp("server"))
+    with running_servers([one]):
+        yield one
+
+
+def check(server: VllmServer, model: Path, files: list[WeightFiles]) -> None:
+    async def make() -> RemoteServer:
+        one = RemoteServer(server.endpoint, needs(files[0].kind, model))
+        await one.start()
+        await one.publish(START, files[0])
+        return one
+
+    ends = (load(model).config.eos_token_id,)
+    case = EngineCase(
+        vocabulary=VOCABULARY,
+        max_model_len=MAX_MODEL_LEN,
+        prompt=tuple(range(40, 50)),
+        ends=ends,
+        weights=files,
+    )
+    check_engine(make, case)
+
+
+def test_a_server_that_is_given_adapters_keeps_the_rules(
+    server: VllmServer, model: Path, tmp_path: Path
+) -> None:
+    policy, files = with_adapter(load(model)), []
+    for step in range(3):
+        move_adapter(policy, seed=step)
+        files.append(probed(save_adapter(policy, tmp_path / f"v{step}"), policy))
+    check(server, model, files)
+
+
+def test_a_server_that_is_given_all_weights_keeps_the_rules(
+    server: VllmServer, model: Path, tmp_path: Path
+) -> None:
+    policy, files = load(model), []
+    for step in range(3):
+        move(policy, seed=step)
+        files.append(probed(save_full(policy, tmp_path / f"v{step}"), policy))
+    check(server, model, files)
+
+
+def test_files_that_the_server_does_not_see_are_refused_by_it(
+    server: VllmServer, model: Path, tmp_path: Path
+) -> None:
+    """The folder is renamed between the check on this side and the server's look at it."""
+    policy = load(model)
+    files = probed(save_full(policy, tmp_path / "v0"), policy)
+
+    async def go() -> None:
+        one = RemoteServer(server.endpoint, needs(WeightKind.FULL, model))
+        await one.start()
+        unseen = WeightFiles(files.kind, str(tmp_path / "elsewhere"), files.probe)
+        one.weights._check_files = lambda files: None  # type: ignore[method-assign]
+        with pytest.raises(
+            BackendUnavailable, match=r"has 0 files of weights here.*elsewhere, a folder that it has to see"
+        ):
+            await one.publish(START, unseen)
+        assert (await one.health()).version != START
+        await one.publish(START, files)
+        assert (await one.health()).version == START
+        await one.close()
+
+    asyncio.run(go())
+
+
+def test_a_server_with_default_flags_is_refused_for_what_it_lacks(model: Path, tmp_path: Path) -> None:
+    one = VllmServer(model, tmp_path, kinds=(), flags="--logprobs-mode raw_logprobs")
+
+    async def go() -> dict[Ability, str]:
+        client = RemoteServer(one.endpoint, needs(WeightKind.FULL, model))._client
+        _, facts = await identify(client, IDS)
+        await client.close()
+        return dict(facts.lacks)
+
+    with running_servers([one]):
+        lacks = asyncio.run(go())
+        assert one.is_ready, "being asked for what it lacks does it no harm"
+    assert lacks.keys() == set(Ability) - {Ability.TOKENS}
+    assert lacks[Ability.LOGPROBS] == "start it with --logprobs-mode processed_logprobs"
+
+
+def test_adapters_are_not_taken_for_possible_where_lora_is_off(model: Path, tmp_path: Path) -> None:
+    one = VllmServer(model, tmp_path, kinds=(WeightKind.FULL,))
+    one._words.insert(0, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+
+    async def go() -> dict[Ability, str]:
+        client = RemoteServer(one.endpoint, needs(WeightKind.FULL, model))._client
+        _, facts = await identify(client, IDS)
+        _, facts = await identify(client, IDS)  # it lives on
+        await client.close()
+        return dict(facts.lacks)
+
+    with running_servers([one]):
+        lacks = asyncio.run(go())
+    assert lacks.keys() == {Ability.ADAPTERS}
+    assert lacks[Ability.ADAPTERS].startswith("start it with --enable-lora")
+
+
+# --- two servers, one of which is killed -----------------------------------------------------------------------------
+
+BATCHES, GROUPS, MEMBERS = 10, 4, 2
+SAMPLING = SamplingParams(max_tokens=24, temperature=0.8)
+
+
+async def constant(prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+    return [Score(1.0) for _ in completions]
+
+
+@pytest.mark.parametrize("kind", WeightKind)
+def test_a_run_goes_on_while_one_of_two_servers_is_killed_and_started_again(
+    kind: WeightKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "MAX_EJECTION_S", 2.0)  # the run is over before it would be asked again
+    folder = save_model(tmp_path / "model", tied=True)
+    policy = load(folder) if kind is WeightKind.FULL else with_adapter(load(folder))
+    files, texts = [], []
+
+    def publish_next() -> WeightFiles:
+        step = len(files)
+        (move if kind is WeightKind.FULL else move_adapter)(policy, seed=step)
+        save = save_full if kind is WeightKind.FULL else save_adapter
+        files.append(probed(save(policy, tmp_path / f"v{step}"), policy))
+        return files[-1]
+
+    servers = [VllmServer(folder, tmp_path, kinds=(kind,)) for _ in range(2)]
+
+    async def go() -> Any:
+        wanted = needs(kind, folder, sampling=SAMPLING)
+        backends = [RemoteServer(server.endpoint, wanted) for server in servers]
+        first = publish_next()
+        await start_servers(backends, START, first)
+        config = RolloutConfig(
+            batch_groups=GROUPS, group_size=MEMBERS, max_staleness=2, max_batches=BATCHES, max_inflight=4,
+            sampling=SAMPLING, retries=6, request_timeout_s=60,
+        )  # fmt: skip
+        prompts = IterableSource(Prompt(number, np.arange(20 + number, 30 + number)) for number in range(200))
+        async with RolloutScheduler(config, backends, prompts, constant, payload=first) as scheduler:
+            for number in range(BATCHES):
+                if number == 2:
+                    servers[0].kill()
+                    servers[0].launch()
+                if number == 4:
+                    await servers[0].wait()
+                if number >= 5:
+                    await asyncio.sleep(3)  # it is asked again at some time
+                batch = await scheduler.next_batch()
+                texts.extend(
+                    (one.group.prompt, each.completion) for one in batch.groups for each in one.group.members
+                )
+                scheduler.publish(publish_next())
+            return scheduler.statistics()
+
+    with running_servers(servers):
+        statistics = asyncio.run(asyncio.wait_for(go(), 140))
+
+    assert len(texts) == BATCHES * GROUPS * MEMBERS
+    assert len({prompt.index for prompt, _ in texts}) == BATCHES * GROUPS
+    assert statistics.failures, "the killed server had answers in flight"
+    after = [answer.worker for _, answer in texts[-4 * GROUPS * MEMBERS :]]
+    assert set(after) == {server.endpoint.url for server in servers}, "both take part in the end"
+    check_logprobs(kind, folder, files, texts)
+
+
+def check_logprobs(kind: WeightKind, folder: Path, files: list[WeightFiles], texts: list[Any]) -> None:
+    """Each token's is that of the weights that it names, at the temperature of the run."""
+    for step, published in enumerate(files):
+        model = weights_of(kind, folder, published)
+        for prompt, answer in texts:
+            made_here = answer.policy_steps == step
+            if made_here.any():
+                whole = np.concatenate([prompt.token_ids, answer.token_ids])
+                scores = score(model, whole, SAMPLING.temperature)[len(prompt.token_ids) - 1 :]
+                assert np.abs(scores - answer.logprobs)[made_here].max() < 1e-3
+
+
+def weights_of(kind: WeightKind, folder: Path, files: WeightFiles) -> Any:
+    if kind is WeightKind.ADAPTER:
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(load(folder), files.directory).eval()
+    from safetensors.torch import load_file
+
+    model = load(folder)
+    model.load_state_dict(load_file(Path(files.directory) / "weights.safetensors"), strict=False)
+    return model.eval()

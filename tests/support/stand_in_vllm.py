@@ -1,0 +1,209 @@
+"""The HTTP interface of vLLM 0.32's server, as far as rollouts need it, on a `StandIn`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from stand_in_server import StandIn
+
+from swift_rlx.backends.remote_vllm import BROKEN
+from swift_rlx.types import SamplingParams
+
+MODEL = "tiny"
+
+
+class StandInVllm(StandIn):
+    """Flags of a real one: `scale_out`, `dev_mode`, `runtime_lora`, `lora` and `transfer`."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        flags = ("scale_out", "dev_mode", "runtime_lora", "lora", "transfer")
+        self.flags = {flag: options.pop(flag, True) for flag in flags}
+        super().__init__(folder, **options)
+
+    def routes(self) -> list[web.RouteDef]:
+        flags, get, post = self.flags, web.get, web.post
+        found = [
+            get("/version", lambda request: web.json_response({"version": "0.32.0"})),
+            get("/health", self._health),
+            get("/v1/models", self._models),
+            post("/inference/v1/generate", self._generate if flags["scale_out"] else self._disabled),
+            post("/inference/v1/abort_requests", self._abort),
+        ]
+        if flags["runtime_lora"]:
+            found += [
+                post("/v1/load_lora_adapter", self._load),
+                post("/v1/unload_lora_adapter", self._unload),
+            ]
+        if flags["dev_mode"]:
+            found += [
+                get("/is_paused", lambda request: _json({"is_paused": self.is_paused})),
+                get("/weight_info", lambda request: _json({"weight_version": self.full.labels[-1]})),
+                post("/pause", self._pause),
+                post("/resume", self._resume),
+                post("/init_weight_transfer_engine", self._transfer),
+                post("/start_weight_update", self._start),
+                post("/update_weights", self._update),
+                post("/finish_weight_update", self._finish),
+            ]
+        return [web.RouteDef(one.method, one.path, _asynchronous(one.handler), {}) for one in found]
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.is_updating = False
+        self._directory = ""
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _disabled(self, request: web.Request) -> web.Response:
+        return _error("Scale-out endpoints are disabled.", 403)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        cards = [{"id": MODEL, "owned_by": "vllm", "root": str(self.base), "parent": None}]
+        cards[0] |= {"max_model_len": self.max_model_len}
+        cards += [{"id": name, "owned_by": "vllm", "root": "", "parent": MODEL} for name in self.adapters]
+        return _json({"object": "list", "data": cards})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if not {"token_ids", "sampling_params"} <= body.keys():
+            return _error("2 validation errors", 400)
+        adapter = body.get("model")
+        if adapter is not None and adapter not in self.adapters:
+            return _error(f"The model `{adapter}` does not exist.", 404)
+        ids, given = body["token_ids"], body["sampling_params"]
+        if not 0 <= given["temperature"] <= 2:
+            return _error(f"temperature must be in [0, 2], got {given['temperature']}.", 400)
+        sampling = _sampling(given)
+        answer = await self.answer(adapter, body.get("request_id", "unnamed"), ids, sampling)
+        tokens = answer.token_ids.tolist()
+        content = []
+        for at, (token, logprob) in enumerate(zip(tokens, answer.logprobs.tolist(), strict=True)):
+            tops = self.tops(adapter, ids, sampling, given["logprobs"]) if at == 0 else []
+            rows = [{"token_id": one, "logprob": value, "rank": 1} for one, value in tops]
+            content.append({"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": rows})
+        choice = {
+            "index": 0,
+            "finish_reason": answer.finish_reason.value,
+            "stop_reason": None,
+            "token_ids": tokens,
+            "logprobs": {"content": content},
+            "weight_versions": _spans(self.labels_of(answer)),
+        }
+        return _json(
+            {
+                "request_id": f"generate-tokens-{body.get('request_id')}",
+                "choices": [choice],
+                "prompt_logprobs": await self._prompt_logprobs(adapter, ids, given),
+            }
+        )
+
+    async def _prompt_logprobs(self, adapter: str | None, ids: list[int], given: dict[str, Any]) -> Any:
+        if "prompt_logprobs" not in given:
+            return None
+        engine = self.full.engine if adapter is None else self.adapters[adapter]
+        scores = (await engine.logprobs(np.array(ids, np.int32))).tolist()
+        rows = [
+            {str(token): {"logprob": score, "rank": 1}} for token, score in zip(ids[1:], scores, strict=True)
+        ]
+        return [None, *rows]
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        ids = (await request.json())["request_ids"]
+        await self.abort([one.removeprefix("generate-tokens-") for one in ids])
+        return web.Response()
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name, path = body["lora_name"], body["lora_path"]
+        if not self.flags["lora"]:
+            return _error("Call to add_lora method failed: LoRA is not enabled.", 500)
+        if not self.holds_weights(Path(path)):
+            return _error(f"Loading lora {name} failed: No adapter found for {path}", 404)
+        if name in self.adapters:
+            return _error(f"The lora adapter '{name}' has already been loaded.", 400)
+        self.adapters[name] = await self.adapted(Path(path))
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        if name not in self.adapters:
+            return _error(f"The lora adapter '{name}' cannot be found.", 404)
+        del self.adapters[name]
+        return web.Response(text="Success")
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        self.is_paused = True
+        self.resumed.clear()
+        if request.query["mode"] == "abort":
+            await self.abort([*self.full.engine._running])
+        return _json({"status": "paused"})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        self.is_paused = False
+        self.resumed.set()
+        return _json({"status": "resumed"})
+
+    async def _transfer(self, request: web.Request) -> web.Response:
+        if not self.flags["transfer"]:
+            return _error("Weight transfer not configured.", 500)
+        return _json({"message": "Weight transfer initialized"})
+
+    async def _start(self, request: web.Request) -> web.Response:
+        if self.is_updating:
+            return _error("start_weight_update called while a weight update is already active", 500)
+        self.is_updating = True
+        return _json({"message": "Weight update started"})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        self._directory = (await request.json())["update_info"]["directory"]
+        if not self.holds_weights(Path(self._directory)):
+            return _error(f"{self._directory} has 0 files of weights here", 500)
+        return _json({"message": "Weights updated"})
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        self.is_updating = False
+        raw = await request.read()
+        label = json.loads(raw).get("weight_version") if raw else None
+        if label == BROKEN:
+            self.full.labels.append(label)
+        elif label is not None:
+            await self.publish(self._directory, label)
+        return _json({"message": "Weight update finished"})
+
+
+def _sampling(given: dict[str, Any]) -> SamplingParams:
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+    return SamplingParams(
+        **{name: given[name] for name in names}, stop_token_ids=tuple(given["stop_token_ids"])
+    )
+
+
+def _spans(labels: list[str]) -> list[dict[str, Any]]:
+    spans, start = [], 0
+    for label, group in itertools.groupby(labels):
+        end = start + len(list(group))
+        spans.append({"version": label, "start": start, "end": end})
+        start = end
+    return spans
+
+
+def _json(content: Any) -> web.Response:
+    return web.json_response(content)
+
+
+def _error(message: str, status: int) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+
+def _asynchronous(handler: Any) -> Any:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        found = handler(request)
+        return await found if hasattr(found, "__await__") else found
+
+    return handle

@@ -1,0 +1,108 @@
+"""Real servers of vLLM for tests, started with the command that `swift-rlx doctor` prints, and what a CPU needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vllm_runs import MAX_MODEL_LEN
+
+from swift_rlx.backends import EngineSpec, WeightKind
+from swift_rlx.backends.remote_commands import start_command
+from swift_rlx.backends.remote_dialect import ServerKind
+from swift_rlx.backends.remote_endpoint import Endpoint, parse_endpoints
+from swift_rlx.backends.vllm_environment import environment
+
+START_S = 120.0
+POLL_S = 0.3
+# vLLM's CPU build dies of a text that is scored beside answers where an adapter is around the output layer.
+ON_CPU = (
+    f"--dtype float32 --enforce-eager --max-model-len {MAX_MODEL_LEN} --max-num-seqs 8 --no-enable-chunked-prefill"
+    f" --kv-cache-memory-bytes {64 << 20}"
+)
+LAYERS = "--lora-target-modules q_proj v_proj o_proj up_proj down_proj"
+
+
+class VllmServer:
+    """A server process with all that it started; it keeps its port over a restart. `flags`: further ones."""
+
+    def __init__(
+        self, model: Path, folder: Path, kinds: Sequence[WeightKind] = tuple(WeightKind), flags: str = ""
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.endpoint: Endpoint = parse_endpoints([f"http://127.0.0.1:{port}"])[0]
+        self.log = folder / f"server-{port}.log"
+        self._model = model
+        layers = LAYERS if WeightKind.ADAPTER in kinds else ""
+        command = start_command(ServerKind.VLLM, self.endpoint, str(model), kinds)
+        self._words = shlex.split(f"{command} {ON_CPU} {layers} {flags}")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        """Start the process; `wait` returns when it answers."""
+        variables = dict(word.split("=", 1) for word in self._words if word.startswith("VLLM_"))
+        words = [word for word in self._words if not word.startswith("VLLM_")]
+        spec = EngineSpec("vllm", str(self._model))
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *words[1:]],
+                env=os.environ | environment(spec) | {"OMP_NUM_THREADS": "1"} | variables,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers. Raises `AssertionError` with the end of its log where it has ended."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text(errors="replace")[-3000:]
+        try:
+            with urllib.request.urlopen(f"{self.endpoint.url}/health", timeout=5) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    async def wait(self) -> None:
+        """Until it answers."""
+        for _ in range(int(START_S / POLL_S)):
+            if await asyncio.to_thread(lambda: self.is_ready):
+                return
+            await asyncio.sleep(POLL_S)
+        raise AssertionError(f"no answer within {START_S} s: {self.log.read_text(errors='replace')[-3000:]}")
+
+    def kill(self) -> None:
+        """At once, with its processes."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@contextlib.contextmanager
+def running_servers(servers: Sequence[VllmServer]) -> Iterator[None]:
+    """They run within the block."""
+    try:
+        for server in servers:
+            server.launch()
+        asyncio.run(_wait_for_all(servers))
+        yield
+    finally:
+        for server in servers:
+            server.kill()
+
+
+async def _wait_for_all(servers: Sequence[VllmServer]) -> None:
+    await asyncio.gather(*(server.wait() for server in servers))
