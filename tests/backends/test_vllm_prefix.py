@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from vllm_runs import MAX_MODEL_LEN, PROMPT, load, move, running_engine, save_full, save_model, score_answer
+from vllm_runs import PROMPT, load, move, running_engine, save_full, save_model, score_answer
 
 from swift_rlx.backends import EngineSpec, GenerationRequest
 from swift_rlx.backends.progress import beginning, joined, sampled_part, shared_tokens
