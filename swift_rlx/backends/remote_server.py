@@ -108,6 +108,8 @@ class RemoteServer:
         Raises `WorkerAbsent` where nobody listens, and `WeightsLost`.
         """
         dialect, served = self._serving()
+        if request.request_id in self._flights:
+            raise BackendRejected(f"request '{request.request_id}' is refused: one of that id is in flight")
         one = self._generation(request, served)
         flight = _Flight(one, dialect.generation(one), served)
         self._flights[request.request_id] = flight

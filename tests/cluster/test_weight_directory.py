@@ -83,7 +83,7 @@ def test_it_is_private_and_removed_once(directory):
 
 
 def test_shared_memory_that_is_too_small_is_an_error_without_another_place(memory):
-    with pytest.raises(ConfigError, match=r"need 1,099,511,627,776 MiB, and .*shm has .* free; enlarge it"):
+    with pytest.raises(ConfigError, match=r"need 274,877,906,944 MiB, and .*shm has .* free; enlarge it"):
         WeightDirectory(shared_memory=memory, needed_bytes=2**58)
 
 

@@ -13,7 +13,7 @@ from swift_rlx.errors import SchedulingError
 from swift_rlx.scheduler import RolloutConfig
 from swift_rlx.testing import FakeBackend
 from swift_rlx.testing.virtual_clock import run_virtual
-from swift_rlx.trainers import pipeline as pipeline_module
+from swift_rlx.trainers import crew
 from swift_rlx.trainers.async_rollout import AsyncRolloutMixin
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.pipeline import RolloutPipeline
@@ -81,7 +81,7 @@ def test_a_conversation_counts_once_in_the_monitor_and_from_its_first_turn_to_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = []
-    monkeypatch.setattr(pipeline_module, "WorkerProcess", lambda spec, name, **_: Worker(name))
+    monkeypatch.setattr(crew, "WorkerProcess", lambda spec, name, **_: Worker(name))
     template = SimpleNamespace(tokenizer=None, decode_generate_ids=lambda ids: "said")
     prompt = Prompt(0, np.zeros(3, np.int32))
     encoder = SimpleNamespace(
@@ -90,10 +90,7 @@ def test_a_conversation_counts_once_in_the_monitor_and_from_its_first_turn_to_it
     pipeline = object.__new__(RolloutPipeline)
     pipeline.plan = SimpleNamespace(
         config=RolloutConfig(batch_groups=1),
-        specs=(None,),
-        environments=({},),
-        run_directory=None,
-        start_limit_s=1.0,
+        crew=crew.ProcessCrew(specs=(None,), environments=({},), run_directory=None),
         version=PolicyVersion(),
     )
     pipeline._first = None
