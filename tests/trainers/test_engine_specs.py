@@ -57,7 +57,7 @@ def test_room_for_adapters_follows_from_what_is_published_to_vllm(
 ) -> None:
     plan, first = plan_of(**changes)
     assert first.kind is kind
-    assert plan.specs[0].max_adapter_rank == room
+    assert plan.crew.specs[0].max_adapter_rank == room
 
 
 def test_vllm_on_a_cpu_is_sized_for_the_longest_text_of_the_run(
@@ -69,7 +69,7 @@ def test_vllm_on_a_cpu_is_sized_for_the_longest_text_of_the_run(
         row["messages"].append({"role": "assistant", "content": "not a part of the prompt" * 20})
 
     def sized_for(rows: Any, **changes: Any) -> int:
-        return plan_of(rows, **changes)[0].specs[0].max_model_len
+        return plan_of(rows, **changes)[0].crew.specs[0].max_model_len
 
     most = sized_for(rows, max_completion_length=20)
     assert 100 + 20 < most < 100 + 20 + 400
@@ -85,8 +85,8 @@ def test_workers_share_the_memory_of_a_cpu_and_have_the_time_that_was_given(
     plan_of: Callable[..., tuple[Any, Any]],
 ) -> None:
     plan, _ = plan_of(rollout_workers=4, rollout_start_timeout_s=1234.0)
-    assert [spec.memory_share for spec in plan.specs] == [0.25] * 4
-    assert plan.start_limit_s == 1234.0
+    assert [spec.memory_share for spec in plan.crew.specs] == [0.25] * 4
+    assert plan.crew.start_limit_s == 1234.0
 
 
 def test_tensors_that_the_trained_model_leaves_in_its_files_are_named(
@@ -95,7 +95,7 @@ def test_tensors_that_the_trained_model_leaves_in_its_files_are_named(
     from transformers import LlamaForCausalLM
 
     monkeypatch.setattr(LlamaForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"^mtp.*"])
-    assert plan_of()[0].specs[0].not_loaded == ("^mtp.*",)
+    assert plan_of()[0].crew.specs[0].not_loaded == ("^mtp.*",)
 
 
 @pytest.mark.vllm
