@@ -23,7 +23,7 @@ from swift_rlx.backends.remote_dialect import ServerKind
 from swift_rlx.backends.remote_endpoint import Endpoint, parse_endpoints
 from swift_rlx.backends.vllm_environment import environment
 
-START_S = 120.0
+START_S = 300.0
 POLL_S = 0.3
 # vLLM's CPU build dies of a text that is scored beside answers where an adapter is around the output layer.
 ON_CPU = (
