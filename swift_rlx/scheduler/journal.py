@@ -2,7 +2,7 @@
 
 The thread hands an entry to the operating system at once: from then on it survives the death of the process. After that
 it rests for as long as keeps its share of the time under 1 %, at most `REST_S`; entries that come meanwhile are written
-together. Once a second it syncs the file: then they survive the loss of power.
+together. A batch that is picked up ends the rest: what is trained on is written before. Once a second it syncs the file: then they survive the loss of power.
 
 A disk that refuses, because it is full, is asked again for half a minute; meanwhile the run goes on, and entries wait
 in memory. After that, or when the disk has not answered for `STALL_S`, the next call raises a `StoreError`, which ends
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import cast
 
 from swift_rlx.errors import StoreError
-from swift_rlx.scheduler.journal_entries import Entry
+from swift_rlx.scheduler.journal_entries import Entry, PickedUp
 from swift_rlx.scheduler.journal_segments import Position, Segment, new_name, read_past
 from swift_rlx.scheduler.replay import advance
 from swift_rlx.scheduler.resume import RolloutState
@@ -101,6 +101,8 @@ class Journal:
         if self._segment is not None:
             self._entries_in_segment += 1
             self._put(entry)
+            if isinstance(entry, PickedUp):
+                self._hurry.set()
         self._calls_s += time.perf_counter() - begin_s
 
     def cut(self) -> str:

@@ -128,6 +128,19 @@ def test_nothing_follows_a_segment_of_which_a_part_was_lost(made, tmp_path):
     assert orders(directory, name) == [0]
 
 
+def test_a_batch_that_is_picked_up_is_written_at_once_with_all_before_it(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "REST_S", 60.0)
+    monkeypatch.setattr(journal, "REST_PER_WORK", 1e9)
+    log = made()
+    name = log.cut()
+    for entry in ENTRIES * 3:  # the thread rests after the first ones that it finds
+        log.add(entry)
+    end_s = time.monotonic() + 30.0
+    while len(read_past(tmp_path / "journal", name).entries) < 3 * len(ENTRIES):
+        assert time.monotonic() < end_s, "the entries wait until the rest is over"
+        time.sleep(0.01)
+
+
 def test_segments_that_no_checkpoint_needs_are_deleted(made, tmp_path):
     directory, log = tmp_path / "journal", made()
     names = []
