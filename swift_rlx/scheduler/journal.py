@@ -2,7 +2,8 @@
 
 The thread hands an entry to the operating system at once: from then on it survives the death of the process. After that
 it rests for as long as keeps its share of the time under 1 %, at most `REST_S`; entries that come meanwhile are written
-together. A batch that is picked up ends the rest: what is trained on is written before. Once a second it syncs the file: then they survive the loss of power.
+together. A batch that is picked up ends the rest: what is trained on is written before. Once a second the thread syncs
+the file: then entries survive the loss of power.
 
 A disk that refuses, because it is full, is asked again for half a minute; meanwhile the run goes on, and entries wait
 in memory. After that, or when the disk has not answered for `STALL_S`, the next call raises a `StoreError`, which ends
