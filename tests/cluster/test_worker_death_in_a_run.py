@@ -62,7 +62,7 @@ async def train(folder, files, kill_at, max_tokens=20, staleness=2, **options):
                     assert key not in answers
                     answers[key] = member.completion
             if number == kill_at:
-                noticed_s = await kill(workers[0], after_s=max_tokens / 100 if max_tokens > 20 else 0.0)
+                noticed_s = await kill(workers[0], after_s=0.4 if max_tokens > 20 else 0.0)
             version = scheduler.publish(files)
             await scheduler.published(version)
             versions.append(version)
