@@ -189,8 +189,11 @@ async def a_request_that_nobody_waits_for_any_more_ends(subject: Subject) -> Asy
 
 async def an_id_that_is_in_flight_is_refused(subject: Subject) -> AsyncIterator[str]:
     """The second request of an id: `BackendRejected`. The first goes on."""
-    expected = await subject.answer()
-    request = subject.request()
+    lengths = [one.num_tokens for one in await subject.answers(range(3), max_tokens=subject.longest)]
+    # A long answer is still in flight when the second request arrives, also on a busy machine.
+    seed = lengths.index(max(lengths))
+    expected = await subject.answer(max_tokens=subject.longest, seed=seed)
+    request = subject.request(max_tokens=subject.longest, seed=seed)
     results = await asyncio.gather(
         *(subject.engine.generate(request) for _ in range(2)), return_exceptions=True
     )
