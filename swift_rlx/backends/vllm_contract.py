@@ -46,6 +46,16 @@ CALLABLES: dict[str, tuple[str, ...]] = {
     "vllm.model_executor.model_loader.reload:initialize_layerwise_reload": ("model",),
     "vllm.model_executor.model_loader.reload:finalize_layerwise_reload": (),
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": ("layer", "remove_weight"),
+    "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU.update_metadata": ("mapping", "lora_index_to_id"),
+    "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU.add_lora_linear": (
+        "y",
+        "x",
+        "lora_a_stacked",
+        "lora_b_stacked",
+        "scale",
+        "output_slices",
+    ),
+    "vllm.platforms.cpu:CpuPlatform.get_punica_wrapper": (),
 }
 FIELDS: dict[str, tuple[str, ...]] = {
     "vllm:SamplingParams": (

@@ -6,9 +6,7 @@ import os
 from collections.abc import Mapping
 
 from swift_rlx.backends.engine import EngineSpec
-
-PLUGIN = "rlx"
-"""Our entry point in vLLM's group of plugins."""
+from swift_rlx.backends.vllm_plugin import PLUGIN
 
 ALWAYS = {
     "VLLM_NO_USAGE_STATS": "1",

@@ -5,6 +5,10 @@ It is called wherever both packages are installed, also by programs that have no
 
 from __future__ import annotations
 
+import os
+
+PLUGIN = "rlx"
+"""Our entry point in vLLM's group of plugins; workers name it in `VLLM_PLUGINS`."""
 FILE_TRANSFER = "rlx_file"
 """Name of our way of giving vLLM weights: `WeightTransferConfig(backend=...)`."""
 IPC_TRANSFER = "rlx_ipc"
@@ -27,3 +31,12 @@ def register() -> None:
     for name, (module, kind) in TRANSFERS.items():
         if name not in known:
             WeightTransferEngineFactory.register_engine(name, module, kind)
+    if PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(","):  # a process of ours, which names its plugins
+        _use_adapter_products()
+
+
+def _use_adapter_products() -> None:
+    from vllm.platforms.cpu import CpuPlatform
+
+    place = "swift_rlx.backends.vllm_cpu_adapters.AdapterProducts"
+    CpuPlatform.get_punica_wrapper = classmethod(lambda cls: place)

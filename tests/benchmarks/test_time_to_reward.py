@@ -48,6 +48,13 @@ def test_the_time_to_a_reward_lies_on_the_line_between_two_checkpoints() -> None
     assert time_to(0.9, [0.0, 10.0, 30.0, 40.0], reward_at) is None
 
 
+def test_checkpoints_between_those_that_are_measured_do_not_count() -> None:
+    rewards = {0: 0.2, 2: 0.5, 4: 0.7}
+    times_s = [0.0, 10.0, 30.0, 40.0, 50.0, 60.0]
+    assert time_to(0.6, times_s, rewards.__getitem__, every=2) == pytest.approx(40.0)
+    assert time_to(0.9, times_s, rewards.__getitem__, every=2) is None
+
+
 def test_a_reward_that_fell_before_it_rose_is_interpolated_from_the_last_checkpoint() -> None:
     rewards = [0.5, 0.2, 1.0]
     assert time_to(0.6, [0.0, 10.0, 20.0], rewards.__getitem__) == pytest.approx(15.0)
@@ -107,6 +114,14 @@ def test_the_better_thread_count_of_each_counts_and_only_asynchronous_runs_are_j
     assert script.speed_ups(table) == {OWN_CORE: pytest.approx(2.0), "free": pytest.approx(0.8)}
     assert script.unreached(table) == ["free 2, trl"]
     assert script.speed_ups({"free 1": {"ours": _row(50.0)}}) == {}
+
+
+def test_one_thread_is_one_thread_to_those_who_take_turns(script: ModuleType, tmp_path: Path) -> None:
+    options = argparse.Namespace(model=tmp_path, steps=8, max_tokens=32, heldout=None, work=tmp_path)
+    runs = script.Runs(options)
+    assert runs.folder_of("free 1", "trl", 1) == runs.folder_of(OWN_CORE, "trl", 1)
+    assert runs.folder_of("free 2", "trl", 1) != runs.folder_of(OWN_CORE, "trl", 1)
+    assert runs.folder_of("free 1", "ours", 1) != runs.folder_of(OWN_CORE, "ours", 1)
 
 
 def test_all_contestants_get_the_same_prompts_in_the_order_of_the_seed(tmp_path: Path) -> None:

