@@ -197,7 +197,7 @@ def test_a_finished_run_is_not_done_again_and_a_broken_one_begins_anew(
         return {"begin_s": 5.0, "command_s": 40.0, "others_cores": 0.0, "events": events}
 
     def measure(self: Any, adapter: Path | None) -> float:
-        return 0.2 if adapter is None else {"1": 0.5, "2": 0.7}[adapter.name]
+        return 0.2 if adapter is None else {"2": 0.7}[adapter.name]
 
     monkeypatch.setattr(script, "run", run)
     monkeypatch.setattr(script.Runs, "_measure", measure)
@@ -215,8 +215,8 @@ def test_a_finished_run_is_not_done_again_and_a_broken_one_begins_anew(
     first = runs.ensure("free 1", "stock", 1)
     assert runs.ensure("free 1", "stock", 1) == first
     assert done == [("free 1", 1)] * 2
-    assert first["to_reward_s"] == pytest.approx(15.0)
-    assert first["command_to_reward_s"] == pytest.approx(30.0)
+    assert first["to_reward_s"] == pytest.approx(16.0)
+    assert first["command_to_reward_s"] == pytest.approx(31.0)
     assert first["tokens_per_s"] == pytest.approx(16 * 5.5 / 10)
     runs.ensure("free 1", "stock", 2)
     assert script.finish(options, runs.table()) == 0
