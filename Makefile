@@ -12,8 +12,8 @@ TEST := .venv-test/bin
 TEST_OLD := .venv-test-4.5.3/bin
 # vLLM's CPU build is in an environment of its own: ms-swift imports vLLM wherever it finds it, which takes seconds.
 TEST_VLLM := .venv-test-vllm/bin
-# Each worker has half of the files, one after another, so that what a file builds once serves all of its tests; whoever
-# is done first takes over a part of the rest. An engine of vLLM is too dear to be built on both: there a file stays whole.
+# Each worker has half of the files, one after another, so that what a file builds once serves all of its tests; who is
+# done first takes over a part of the rest. An engine of vLLM is too dear to be built on both: there a file stays whole.
 PARALLEL := -n 2 --dist worksteal
 PARALLEL_VLLM := -n 2 --dist loadfile
 # The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
