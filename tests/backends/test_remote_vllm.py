@@ -21,7 +21,7 @@ from vllm_runs import (
     score,
     with_adapter,
 )
-from vllm_servers import VllmServer, running_servers
+from vllm_servers import START_S, VllmServer, running_servers
 
 from swift_rlx.backends import Probe, WeightFiles, WeightKind
 from swift_rlx.backends.remote_dialect import Ability, ServerNeeds
@@ -48,7 +48,7 @@ def needs(kind: WeightKind, model: Path, **changes: Any) -> ServerNeeds:
     return ServerNeeds(kind, VOCABULARY, **(given | changes))
 
 
-# --- one server, both ways to new weights ----------------------------------------------------------------------------
+# --- servers that start slowly, and are shared therefore: the tests follow one another -------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,37 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    one = VllmServer(model, tmp_path_factory.mktemp("server"))
+def both(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmServer]]:
+    """Two servers that take adapters and all weights."""
+    folder = tmp_path_factory.mktemp("servers")
+    servers = [VllmServer(model, folder) for _ in range(2)]
+    with running_servers(servers):
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def without_lora(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A server that takes all weights and no adapters, though it has the route for them."""
+    one = VllmServer(model, tmp_path_factory.mktemp("server"), kinds=(WeightKind.FULL,))
+    one._words.insert(0, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
     with running_servers([one]):
         yield one
+
+
+def test_a_server_with_default_flags_is_refused_for_what_it_lacks(model: Path, tmp_path: Path) -> None:
+    one = VllmServer(model, tmp_path, kinds=(), flags="--logprobs-mode raw_logprobs")
+
+    async def go() -> dict[Ability, str]:
+        client = RemoteServer(one.endpoint, needs(WeightKind.FULL, model))._client
+        _, facts = await identify(client, IDS)
+        await client.close()
+        return dict(facts.lacks)
+
+    with running_servers([one]):
+        lacks = asyncio.run(go())
+        assert one.is_ready, "being asked for what it lacks does it no harm"
+    assert lacks.keys() == set(Ability) - {Ability.TOKENS}
+    assert lacks[Ability.LOGPROBS] == "start it with --logprobs-mode processed_logprobs"
 
 
 def check(server: VllmServer, model: Path, files: list[WeightFiles]) -> None:
@@ -82,34 +109,40 @@ def check(server: VllmServer, model: Path, files: list[WeightFiles]) -> None:
 
 
 def test_a_server_that_is_given_adapters_keeps_the_rules(
-    server: VllmServer, model: Path, tmp_path: Path
+    both: list[VllmServer], model: Path, tmp_path: Path
 ) -> None:
     policy, files = with_adapter(load(model)), []
     for step in range(3):
         move_adapter(policy, seed=step)
         files.append(probed(save_adapter(policy, tmp_path / f"v{step}"), policy))
-    check(server, model, files)
+    check(both[0], model, files)
+
+
+def test_a_run_with_adapters_goes_on_while_one_of_two_servers_is_killed_and_started_again(
+    both: list[VllmServer], model: Path, tmp_path: Path, asked_again_soon: None
+) -> None:
+    train_while_the_first_is_killed(WeightKind.ADAPTER, model, both, tmp_path)
 
 
 def test_a_server_that_is_given_all_weights_keeps_the_rules(
-    server: VllmServer, model: Path, tmp_path: Path
+    both: list[VllmServer], model: Path, tmp_path: Path
 ) -> None:
     policy, files = load(model), []
     for step in range(3):
         move(policy, seed=step)
         files.append(probed(save_full(policy, tmp_path / f"v{step}"), policy))
-    check(server, model, files)
+    check(both[1], model, files)
 
 
 def test_files_that_the_server_does_not_see_are_refused_by_it(
-    server: VllmServer, model: Path, tmp_path: Path
+    both: list[VllmServer], model: Path, tmp_path: Path
 ) -> None:
     """The folder is renamed between the check on this side and the server's look at it."""
     policy = load(model)
     files = probed(save_full(policy, tmp_path / "v0"), policy)
 
     async def go() -> None:
-        one = RemoteServer(server.endpoint, needs(WeightKind.FULL, model))
+        one = RemoteServer(both[1].endpoint, needs(WeightKind.FULL, model))
         await one.start()
         unseen = WeightFiles(files.kind, str(tmp_path / "elsewhere"), files.probe)
         one.weights._check_files = lambda files: None  # type: ignore[method-assign]
@@ -125,37 +158,27 @@ def test_files_that_the_server_does_not_see_are_refused_by_it(
     asyncio.run(go())
 
 
-def test_a_server_with_default_flags_is_refused_for_what_it_lacks(model: Path, tmp_path: Path) -> None:
-    one = VllmServer(model, tmp_path, kinds=(), flags="--logprobs-mode raw_logprobs")
-
+def test_adapters_are_not_taken_for_possible_where_lora_is_off(without_lora: VllmServer, model: Path) -> None:
     async def go() -> dict[Ability, str]:
-        client = RemoteServer(one.endpoint, needs(WeightKind.FULL, model))._client
-        _, facts = await identify(client, IDS)
-        await client.close()
-        return dict(facts.lacks)
-
-    with running_servers([one]):
-        lacks = asyncio.run(go())
-        assert one.is_ready, "being asked for what it lacks does it no harm"
-    assert lacks.keys() == set(Ability) - {Ability.TOKENS}
-    assert lacks[Ability.LOGPROBS] == "start it with --logprobs-mode processed_logprobs"
-
-
-def test_adapters_are_not_taken_for_possible_where_lora_is_off(model: Path, tmp_path: Path) -> None:
-    one = VllmServer(model, tmp_path, kinds=(WeightKind.FULL,))
-    one._words.insert(0, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
-
-    async def go() -> dict[Ability, str]:
-        client = RemoteServer(one.endpoint, needs(WeightKind.FULL, model))._client
+        client = RemoteServer(without_lora.endpoint, needs(WeightKind.FULL, model))._client
         _, facts = await identify(client, IDS)
         _, facts = await identify(client, IDS)  # it lives on
         await client.close()
         return dict(facts.lacks)
 
-    with running_servers([one]):
-        lacks = asyncio.run(go())
+    lacks = asyncio.run(go())
     assert lacks.keys() == {Ability.ADAPTERS}
     assert lacks[Ability.ADAPTERS].startswith("start it with --enable-lora")
+
+
+def test_a_run_with_all_weights_goes_on_while_one_of_two_servers_is_killed_and_started_again(
+    both: list[VllmServer],
+    without_lora: VllmServer,
+    model: Path,
+    tmp_path: Path,
+    asked_again_soon: None,
+) -> None:
+    train_while_the_first_is_killed(WeightKind.FULL, model, [without_lora, both[1]], tmp_path)
 
 
 # --- two servers, one of which is killed -----------------------------------------------------------------------------
@@ -168,13 +191,17 @@ async def constant(prompt: Prompt, completions: Sequence[Completion]) -> list[Sc
     return [Score(1.0) for _ in completions]
 
 
-@pytest.mark.parametrize("kind", WeightKind)
-def test_a_run_goes_on_while_one_of_two_servers_is_killed_and_started_again(
-    kind: WeightKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that failed; the run would be over before."""
+    monkeypatch.setattr(routing, "MAX_EJECTION_S", 2.0)
+
+
+def train_while_the_first_is_killed(
+    kind: WeightKind, model: Path, servers: list[VllmServer], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(routing, "MAX_EJECTION_S", 2.0)  # the run is over before it would be asked again
-    folder = save_model(tmp_path / "model", tied=True)
-    policy = load(folder) if kind is WeightKind.FULL else with_adapter(load(folder))
+    """The first server comes back as one that takes these weights alone."""
+    policy = load(model) if kind is WeightKind.FULL else with_adapter(load(model))
     files, texts = [], []
 
     def publish_next() -> WeightFiles:
@@ -184,10 +211,8 @@ def test_a_run_goes_on_while_one_of_two_servers_is_killed_and_started_again(
         files.append(probed(save(policy, tmp_path / f"v{step}"), policy))
         return files[-1]
 
-    servers = [VllmServer(folder, tmp_path, kinds=(kind,)) for _ in range(2)]
-
     async def go() -> Any:
-        wanted = needs(kind, folder, sampling=SAMPLING)
+        wanted = needs(kind, model, sampling=SAMPLING)
         backends = [RemoteServer(server.endpoint, wanted) for server in servers]
         first = publish_next()
         await start_servers(backends, START, first)
@@ -200,6 +225,7 @@ def test_a_run_goes_on_while_one_of_two_servers_is_killed_and_started_again(
             for number in range(BATCHES):
                 if number == 2:
                     servers[0].kill()
+                    servers[0].configure((kind,))
                     servers[0].launch()
                 if number == 4:
                     await servers[0].wait()
@@ -212,15 +238,13 @@ def test_a_run_goes_on_while_one_of_two_servers_is_killed_and_started_again(
                 scheduler.publish(publish_next())
             return scheduler.statistics()
 
-    with running_servers(servers):
-        statistics = asyncio.run(asyncio.wait_for(go(), 140))
-
+    statistics = asyncio.run(asyncio.wait_for(go(), START_S + 100))
     assert len(texts) == BATCHES * GROUPS * MEMBERS
     assert len({prompt.index for prompt, _ in texts}) == BATCHES * GROUPS
     assert statistics.failures, "the killed server had answers in flight"
     after = [answer.worker for _, answer in texts[-4 * GROUPS * MEMBERS :]]
     assert set(after) == {server.endpoint.url for server in servers}, "both take part in the end"
-    check_logprobs(kind, folder, files, texts)
+    check_logprobs(kind, model, files, texts)
 
 
 def check_logprobs(kind: WeightKind, folder: Path, files: list[WeightFiles], texts: list[Any]) -> None:

@@ -95,7 +95,7 @@ def test_nothing_is_left_when_the_trainer_ends_by(run, number):
     assert all((SHARED_MEMORY / name).exists() for name in facts["segments"])
     assert Path(*facts["directory"]).is_dir()
     run.process.send_signal(number)
-    run.process.wait(15)
+    run.process.wait(60)
     assert run.left() == []
     assert end_of(int(*facts["loader"])) == "S"  # it held copies of all pipes the whole time
 

@@ -24,6 +24,7 @@ def _compared(language):
     return [{row[0].strip("*"): row[1:] for row in table[1:]} for table in found]
 
 
+@pytest.mark.slow
 def test_the_shown_output_is_that_of_the_shown_command(capsys):
     texts = [read(language, "scheduling") for language in LANGUAGES]
     ((command,),) = {

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,14 @@ def train(model: Path, data: Path, output: Path, /, **changes: Any) -> Any:
     return trainers[0]
 
 
+def write_rows(path: Path, rows: int | Sequence[dict[str, Any]] = 16) -> Path:
+    """Rows as a jsonl file; a number is that of prompts, with theirs in the column `row`."""
+    if isinstance(rows, int):
+        rows = [{"messages": [{"role": "user", "content": f"Say {row}"}], "row": row} for row in range(rows)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
 def command(options: dict[str, Any]) -> list[str]:
     """`options` as the words of a `swift rlhf` command line."""
     words = [os.path.join(os.path.dirname(sys.executable), "swift"), "rlhf"]
@@ -88,10 +97,11 @@ def free_port() -> str:
         return str(server.getsockname()[1])
 
 
-def swift(options: dict[str, Any], **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the user's command; nothing is raised for a failing one."""
+def swift(options: dict[str, Any] | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the user's command on options, or on a file of them; nothing is raised for a failing one."""
+    words = [*command({}), str(options)] if isinstance(options, Path) else command(options)
     return subprocess.run(
-        command(options),
+        words,
         env=os.environ | {"MASTER_PORT": free_port()} | environment,
         capture_output=True,
         text=True,

@@ -90,6 +90,11 @@ class EngineRun:
     def close(self) -> None:
         """End the engine."""
         self.run(self.engine.close())
+        # After the death of its process vLLM closes its sockets some time later, by a call on this loop. If the loop is
+        # gone by then they stay open, and whoever collects their context as garbage waits for them forever.
+        resources = self.engine._llm.engine_core.resources
+        for socket in (resources.input_socket, resources.output_socket):
+            socket.close(linger=0)
         self._loop.close()
 
 

@@ -34,7 +34,7 @@ LAYERS = "--lora-target-modules q_proj v_proj o_proj up_proj down_proj"
 
 
 class VllmServer:
-    """A server process with all that it started; it keeps its port over a restart. `flags`: further ones."""
+    """A server process with all that it started; it keeps its port over a restart."""
 
     def __init__(
         self, model: Path, folder: Path, kinds: Sequence[WeightKind] = tuple(WeightKind), flags: str = ""
@@ -44,10 +44,14 @@ class VllmServer:
         self.endpoint: Endpoint = parse_endpoints([f"http://127.0.0.1:{port}"])[0]
         self.log = folder / f"server-{port}.log"
         self._model = model
-        layers = LAYERS if WeightKind.ADAPTER in kinds else ""
-        command = start_command(ServerKind.VLLM, self.endpoint, str(model), kinds)
-        self._words = shlex.split(f"{command} {ON_CPU} {layers} {flags}")
         self._process: subprocess.Popen[bytes] | None = None
+        self.configure(kinds, flags)
+
+    def configure(self, kinds: Sequence[WeightKind], flags: str = "") -> None:
+        """What weights it takes from its next start on. `flags`: further ones."""
+        layers = LAYERS if WeightKind.ADAPTER in kinds else ""
+        command = start_command(ServerKind.VLLM, self.endpoint, str(self._model), kinds)
+        self._words = shlex.split(f"{command} {ON_CPU} {layers} {flags}")
 
     def launch(self) -> None:
         """Start the process; `wait` returns when it answers."""

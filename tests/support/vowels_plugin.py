@@ -1,6 +1,7 @@
 """Rewards of the pipeline's tests; `vowels` can be raised by a random model within a few steps."""
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -74,8 +75,13 @@ def fails_then(completion: str, **_: object) -> float:
     return 0.0
 
 
-@register_reward("slow")
-async def slow(completion: str, **_: object) -> float:
-    """Takes longer than a collective may."""
-    await asyncio.sleep(10)
+@register_reward("slow_at_first")
+async def slow_at_first(completion: str, **_: object) -> float:
+    """Answers nobody for twelve seconds, which is longer than a collective may take."""
+    await asyncio.sleep(_first_call_s() + 12 - time.monotonic())
     return vowels(completion)
+
+
+@functools.cache
+def _first_call_s() -> float:
+    return time.monotonic()

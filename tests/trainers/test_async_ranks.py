@@ -31,11 +31,12 @@ def options(model: Path, data: Path, output: Path, **changes: Any) -> dict[str, 
     return runs.arguments(model, data, output, **given)
 
 
-def test_two_ranks_train_each_prompt_once_and_log_probs_agree(
+def test_two_ranks_train_each_prompt_once_log_probs_agree_and_no_collective_waits_for_a_slow_rollout(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     rows = write_rows([{"messages": [{"role": "user", "content": f"say <{n}>"}]} for n in range(PROMPTS)])
-    done = runs.swift(options(tiny_model, rows, tmp_path / "out", max_steps=4), **RANKS)
+    changes = {"reward_funcs": ["slow_at_first"], "ddp_timeout": 8}
+    done = runs.swift(options(tiny_model, rows, tmp_path / "out", max_steps=4, **changes), **RANKS)
 
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (
@@ -47,23 +48,6 @@ def test_two_ranks_train_each_prompt_once_and_log_probs_agree(
     log = [line for line in runs.log_lines(tmp_path / "out") if "offpolicy/max_log_ratio" in line]
     assert float(log[0]["offpolicy/max_log_ratio"]) < 1e-3
     assert all(float(line["rollout/rows_unusable"]) == 0 for line in log)
-
-
-def test_a_slow_rollout_is_not_waited_for_inside_a_collective(
-    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
-) -> None:
-    done = runs.swift(
-        options(
-            tiny_model,
-            write_rows(PROMPTS),
-            tmp_path / "out",
-            reward_funcs=["slow"],
-            max_steps=1,
-            ddp_timeout=6,
-        ),
-        **RANKS,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_failure_of_the_pipeline_reaches_every_rank(

@@ -36,12 +36,21 @@ def logged(output: Path, name: str) -> list[float]:
     [
         pytest.param({}, id="defaults"),
         pytest.param({"steps_per_generation": 4, "max_steps": 12}, id="two steps a batch"),
-        pytest.param({"steps_per_generation": 1, "max_steps": 6}, id="two batches a step"),
+        pytest.param(
+            {"steps_per_generation": 1, "max_steps": 6, "tuner_type": "full", "learning_rate": 1e-3},
+            id="two batches a step, full",
+        ),
         pytest.param({"num_iterations": 2, "max_steps": 24}, id="each batch twice"),
-        pytest.param({"tuner_type": "full", "learning_rate": 1e-3}, id="full"),
         pytest.param({"max_staleness": 1, "train_order": "admission"}, id="admission"),
-        pytest.param({"rlhf_type": "reinforce_pp", "num_generations": 1}, id="one answer a prompt"),
-        pytest.param({"rollout_workers": 2, "weight_update": "drain"}, id="two workers, drain"),
+        pytest.param(
+            {
+                "rlhf_type": "reinforce_pp",
+                "num_generations": 1,
+                "rollout_workers": 2,
+                "weight_update": "drain",
+            },
+            id="one answer a prompt, two workers, drain",
+        ),
     ],
 )
 def test_every_prompt_trains_once_an_epoch_and_no_token_over_the_bound(
@@ -65,42 +74,32 @@ def test_every_prompt_trains_once_an_epoch_and_no_token_over_the_bound(
     assert ratio[0] < 1e-3, "the first batch is made by the weights that train it"
 
 
-def test_evaluation_is_of_the_current_weights_and_leaves_the_training_alone(
+def test_in_the_order_of_admission_latencies_and_evaluation_leave_the_sequence_alone(
     tiny_model: Path, rows: Path, write_rows: Rows, tmp_path: Path, picked_up: PickedUp
 ) -> None:
-    options: dict[str, Any] = {"max_steps": 6, "train_order": "admission"}
-    pipeline_runs.train(tiny_model, rows, tmp_path / "without", **options)
-    without = picked_up.prompts()
-    picked_up.batches.clear()
-    held_out = write_rows(5, "held_out.jsonl")
-    pipeline_runs.train(
-        tiny_model, rows, tmp_path / "with", **options,
-        val_dataset=[str(held_out)], eval_strategy="steps", eval_steps=2, eval_on_start=True,
-        per_device_eval_batch_size=4,
-    )  # fmt: skip
-
-    assert picked_up.prompts() == without
-    evaluated = logged(tmp_path / "with", "eval_reward")
-    assert len(evaluated) == 4, "before the first step, and after steps 2, 4 and 6"
-    assert len(set(evaluated)) > 1, "the evaluated weights move"
-
-
-def test_the_same_sequence_is_trained_in_the_order_of_admission_whatever_the_latencies(
-    tiny_model: Path, rows: Path, tmp_path: Path, picked_up: PickedUp
-) -> None:
-    sequences = []
-    for number, workers in enumerate((1, 2)):
-        pipeline_runs.train(
-            tiny_model,
-            rows,
-            tmp_path / str(number),
-            train_order="admission",
-            rollout_workers=workers,
-            max_steps=8,
-        )
-        sequences.append(picked_up.prompts())
+    def sequence(name: str, **changes: Any) -> list[tuple[int, int]]:
         picked_up.batches.clear()
-    assert sequences[0] == sequences[1]
+        pipeline_runs.train(
+            tiny_model, rows, tmp_path / name, train_order="admission", max_steps=8, **changes
+        )
+        return picked_up.prompts()
+
+    one_worker = sequence("one")
+    assert len(one_worker) == 16
+    assert sequence("two", rollout_workers=2) == one_worker
+    held_out = write_rows(5, "held_out.jsonl")
+    evaluating = sequence(
+        "evaluating",
+        val_dataset=[str(held_out)],
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_on_start=True,
+        per_device_eval_batch_size=4,
+    )
+    assert evaluating == one_worker
+    evaluated = logged(tmp_path / "evaluating", "eval_reward")
+    assert len(evaluated) == 5, "before the first step, and after steps 2, 4, 6 and 8"
+    assert len(set(evaluated)) > 1, "the evaluated weights move"
 
 
 def test_groups_without_spread_are_replaced(

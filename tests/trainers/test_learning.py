@@ -81,10 +81,27 @@ def _train_until_killed(options: dict[str, Any], output: Path, step: int) -> Non
     assert not (output / "checkpoint-30").exists(), "the run had ended before it was killed"
 
 
+def _resume_by_command(options: dict[str, Any]) -> None:
+    result = swift(options)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def _resume_in_process(options: dict[str, Any]) -> None:
+    named_in_python = {"reward_funcs": [share_of_digits], "external_plugins": []}
+    train(options["model"], options["dataset"][0], options["output_dir"], **options | named_in_python)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rlhf_type", ["rloo", "reinforce_pp"])
+@pytest.mark.parametrize(
+    ("rlhf_type", "resume_by"), [("rloo", _resume_by_command), ("reinforce_pp", _resume_in_process)]
+)
 def test_a_killed_run_resumes_bit_equal_to_the_unbroken_one(
-    rlhf_type: str, tiny_model: Path, write_rows: Callable[..., Path], reward_file: Path, tmp_path: Path
+    rlhf_type: str,
+    resume_by: Callable[[dict[str, Any]], None],
+    tiny_model: Path,
+    write_rows: Callable[..., Path],
+    reward_file: Path,
+    tmp_path: Path,
 ) -> None:
     changes = {
         "rlhf_type": rlhf_type,
@@ -104,8 +121,8 @@ def test_a_killed_run_resumes_bit_equal_to_the_unbroken_one(
     for torn in killed.glob("checkpoint-*"):  # the kill may have torn the newest one
         if torn.name != "checkpoint-5":
             shutil.rmtree(torn)
-    result = swift(options | {"resume_from_checkpoint": str(killed / "checkpoint-5")})
-    assert result.returncode == 0, result.stderr[-2000:]
+    options["resume_from_checkpoint"] = str(killed / "checkpoint-5")
+    resume_by(options)
     final, start = weights(unbroken / "checkpoint-30"), weights(unbroken / "checkpoint-5")
     resumed = weights(killed / "checkpoint-30")
     assert all(torch.equal(final[name], resumed[name]) for name in final)
@@ -145,15 +162,15 @@ def test_two_ranks_resume_inside_a_generation_batch(
 
 @pytest.mark.slow
 @pytest.mark.versions
-@pytest.mark.parametrize("rlhf_type", ["rloo", "reinforce_pp", "reinforce_pp_baseline"])
 def test_the_users_command_trains_from_a_yaml_file(
-    rlhf_type: str, tiny_model: Path, write_rows: Callable[..., Path], reward_file: Path, tmp_path: Path
+    tiny_model: Path, write_rows: Callable[..., Path], reward_file: Path, tmp_path: Path
 ) -> None:
+    """The other types, each on two ranks: `test_ranks`."""
     options = arguments(
         tiny_model,
         write_rows(16),
         tmp_path / "run",
-        rlhf_type=rlhf_type,
+        rlhf_type="rloo",
         reward_funcs=["share_of_digits"],
         external_plugins=[str(reward_file)],
         save_strategy="steps",
@@ -161,22 +178,7 @@ def test_the_users_command_trains_from_a_yaml_file(
     )
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(options))
-    result = subprocess.run(
-        [command({})[0], "rlhf", str(config)], capture_output=True, text=True, timeout=300, check=False
-    )
+    result = swift(config)
     assert result.returncode == 0, result.stderr[-3000:]
     assert (tmp_path / "run" / "checkpoint-2" / "rlx" / "state.json").exists()
     assert any(line.get("grad_norm", 0) > 0 for line in log_lines(tmp_path / "run"))
-
-
-@pytest.mark.slow
-def test_a_typo_on_the_command_line_is_one_sentence(
-    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
-) -> None:
-    options = arguments(
-        tiny_model, write_rows(16), tmp_path / "run", rlhf_type="rloo", reward_funcs=["acuracy"]
-    )
-    result = swift(options)
-    assert result.returncode == 1
-    assert "swift-rlx: error: unknown reward 'acuracy'" in result.stderr
-    assert "Traceback" not in result.stderr

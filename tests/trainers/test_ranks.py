@@ -1,15 +1,16 @@
-"""Two ranks by the user's command against one process, on equal data: same advantages, same weights."""
+"""Two ranks by the user's command against one process, on equal data: same advantages, same weights, a clean end."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
 import torch
+import yaml
 
-PLUGIN = Path(runs.__file__).with_name("fixed_rollout.py")
+pytestmark = [pytest.mark.slow, pytest.mark.versions, pytest.mark.timeout(240)]
+PLUGIN, WITNESS = (Path(runs.__file__).with_name(f"{name}.py") for name in ("fixed_rollout", "group_witness"))
 STEPS = 3
 LOGGED = ("grad_norm", "kl", "reward", "reward_std", "rows/unscored", "groups/skipped", "groups/no_spread")
 
@@ -51,32 +52,40 @@ def completions(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:STEPS]]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "rlhf_type",
-    [pytest.param("rloo", marks=pytest.mark.versions), "reinforce_pp", "reinforce_pp_baseline"],
-)
-def test_two_ranks_train_as_one_process_also_with_unscored_rows(
-    rlhf_type: str,
-    tiny_model: Path,
-    write_rows: Callable[..., Path],
-    tmp_path: Path,
-    without_sampling: None,
-) -> None:
-    data, one, two = write_rows(9), tmp_path / "one", tmp_path / "two"
-    run = runs.swift(
-        runs.arguments(
-            tiny_model,
-            data,
-            two,
-            **options(rlhf_type, micro_batches=2),
-            external_plugins=str(PLUGIN),
-            ddp_backend="gloo",
-        ),
-        NPROC_PER_NODE="2",
+@pytest.fixture(scope="module", params=["rloo", "reinforce_pp", "reinforce_pp_baseline"])
+def rlhf_type(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.write_rows(tmp_path_factory.mktemp("data") / "rows.jsonl", 9)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(rlhf_type: str, tiny_model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the user's command, from a file of options; with what `group_witness` wrote."""
+    folder = tmp_path_factory.mktemp("two")
+    config = folder / "config.yaml"
+    given = runs.arguments(
+        tiny_model,
+        data,
+        folder,
+        **options(rlhf_type, micro_batches=2),
+        external_plugins=[str(PLUGIN), str(WITNESS)],
+        ddp_backend="gloo",
     )
+    config.write_text(yaml.safe_dump(given), encoding="utf-8")
+    held = {"HOLD_TRAINER": "1"} if rlhf_type == "reinforce_pp" else {}
+    run = runs.swift(config, NPROC_PER_NODE="2", WITNESS=str(folder), **held)
     assert run.returncode == 0, run.stderr[-3000:]
+    return folder
+
+
+def test_two_ranks_train_as_one_process_also_with_unscored_rows(
+    rlhf_type: str, two_ranks: Path, tiny_model: Path, data: Path, tmp_path: Path, without_sampling: None
+) -> None:
+    one, two = tmp_path / "one", two_ranks
     runs.train(tiny_model, data, one, **options(rlhf_type, micro_batches=4))
 
     unscored = []
@@ -97,3 +106,14 @@ def test_two_ranks_train_as_one_process_also_with_unscored_rows(
         torch.testing.assert_close(weights_two[name], tensor, rtol=0.0, atol=1e-4)
     moved = [tensor.abs().max() for name, tensor in weights_one.items() if "lora_B" in name]
     assert min(moved) > 1e-2  # lora_B starts at 0
+    assert (two / checkpoint / "rlx" / "state.json").exists()
+
+
+def test_two_ranks_end_without_a_thread_of_gloo_whoever_holds_the_trainer(two_ranks: Path) -> None:
+    for rank in range(2):
+        trained, end = (
+            json.loads((two_ranks / f"{moment}-{rank}.json").read_text()) for moment in ("trained", "end")
+        )
+        assert trained["group"]
+        assert "pt_gloo_runloop" in trained["gloo_threads"]  # the workers that the crash comes from
+        assert end == {"group": False, "gloo_threads": []}
