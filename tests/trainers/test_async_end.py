@@ -75,8 +75,8 @@ def test_nothing_is_left(
         os.killpg(process.pid, how)
     else:
         trainer.send_signal(how)
-    process.wait(60)
     _, alive = psutil.wait_procs(family, timeout=LEFT_AFTER_S)
 
     assert not alive, [one.cmdline() for one in alive]
     assert not [name for name in shared_memory() if name in mine]
+    process.wait(10)
