@@ -14,10 +14,11 @@ import numpy as np
 from swift_rlx.errors import CheckpointError, SchedulingError
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome
 from swift_rlx.scheduler.generation import Generation
-from swift_rlx.scheduler.groups import GroupState
+from swift_rlx.scheduler.groups import GroupState, OpenGroup
 from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.scheduler.ready import ReadyGroup, hand_over
 from swift_rlx.scheduler.state import RunState
+from swift_rlx.scheduler.wait_filler import WaitFiller, Waiting
 from swift_rlx.types import Fate, TrainBatch, TrainGroup
 
 
@@ -28,11 +29,14 @@ class PickUp:
         self._state = state
         self._generation = generation
 
-    def try_pick(self, waited_s: float, waited: bool) -> TrainBatch | None:
-        """A batch for the trainer's current step, or None while it has to wait. Smaller at the end only."""
+    def try_pick(self, waited_s: float, waited: bool, filler: WaitFiller | None = None) -> TrainBatch | None:
+        """A batch for the trainer's current step, or None while it has to wait. Smaller at the end only.
+
+        Without groups where the `filler` lets the trainer take stored ones instead of waiting.
+        """
         state, step = self._state, self._state.version.step
         if state.replay:
-            return self._again(step)
+            return self._again(step, may_fill=filler is not None)
         self._send_back(state.ready.take_expired(step))
         count = state.config.batch_groups
         if state.has_admitted_all and state.book.oldest_not_ready() is None:
@@ -40,6 +44,8 @@ class PickUp:
         picks_left, awaited = state.capacity.picks_left(step), self._awaited()
         available = state.ready.available(state.book.oldest_not_ready())
         if not count or available < count or self._must_wait(step, picks_left, awaited):
+            if filler is not None and not self.is_finished and filler.decide(self.waiting()):
+                return self._leave_to_store(waited_s)
             self._check_progress(step)
             return None
         chosen = state.ready.pick(step, count, picks_left, awaited)
@@ -49,9 +55,43 @@ class PickUp:
         state.note(picked)
         return self._hand_over(chosen, picked, waited_s)
 
-    def _again(self, step: int) -> TrainBatch:
+    def waiting(self) -> Waiting:
+        """What the trainer waits for, where `try_pick` has no batch for it."""
+        state, step = self._state, self._state.version.step
+        return Waiting(
+            step,
+            state.capacity.picks_left(step) + 1,
+            tuple(self._first_deadline(group, step) for group in state.book),
+            (*(ready.deadline for ready in state.ready.groups()), *self._awaited()),
+        )
+
+    def _leave_to_store(self, waited_s: float) -> TrainBatch:
+        state = self._state
+        unfinished = sum(one.state is not GroupState.READY for one in state.book)
+        picked = PickedUp(state.version.step, (), unfinished, waited=True)
+        state.note(picked)
+        return self._hand_over([], picked, waited_s)
+
+    def _first_deadline(self, group: OpenGroup, step: int) -> int:
+        """Last step at which the group's oldest token that is within the bound at `step` trains."""
+        live, bound = self._state.live.step, self._state.config.max_staleness
+        if group.state is GroupState.GENERATING:
+            begun = live if group.start_step is None else group.start_step
+            young = range(max(begun, step - bound), live + 1)
+        else:
+            made = (steps for one in group.completions.values() for steps in one.sampled_steps.tolist())
+            young = [steps for steps in made if steps + bound >= step]
+        # Without such a token it has nothing to lose but what it is going to make.
+        return min(young, default=max(live, step)) + bound
+
+    def _again(self, step: int, may_fill: bool) -> TrainBatch:
         """The batch that the trainer took at this step before the restart."""
         picked = self._state.replay.popleft()
+        if not picked.orders and not may_fill:
+            raise CheckpointError(
+                f"after the checkpoint a stored batch was trained at optimizer step {picked.step} to fill a wait;"
+                " resume with --fill_the_wait true, or move the journal away to go on from the checkpoint alone"
+            )
         if picked.step != step:
             raise CheckpointError(
                 f"the trainer asks for a batch at optimizer step {step}, but after the checkpoint it took the next one"
