@@ -2,8 +2,9 @@
 
 The thread hands an entry to the operating system at once: from then on it survives the death of the process. After that
 it rests for as long as keeps its share of the time under 1 %, at most `REST_S`; entries that come meanwhile are written
-together. A batch that is picked up ends the rest: what is trained on is written before. Once a second the thread syncs
-the file: then entries survive the loss of power.
+together. A batch that is picked up ends the rest, so that what is trained on is written before; where batches come so
+fast that this alone would take more than the share, it is written at the end of the rest. Once a second the thread
+syncs the file: then entries survive the loss of power.
 
 A disk that refuses, because it is full, is asked again for half a minute; meanwhile the run goes on, and entries wait
 in memory. After that, or when the disk has not answered for `STALL_S`, the next call raises a `StoreError`, which ends
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,12 +38,14 @@ STALL_S = 45.0
 REST_S = 0.25
 REST_PER_WORK = 150.0
 """So many times as long as it has worked the thread rests."""
+CREDIT_S = 1.0
+"""How much of that rest may be missing for batches that were picked up."""
 CLOSE_S = 10.0
 
 logger = logging.getLogger(__name__)
 
-Item = Entry | Callable[[SegmentLog], None]
-"""What the thread does next: write an entry, or something else to the log."""
+Item = Entry | Callable[[], None] | None
+"""What the thread does next: write an entry, or something else; None: end."""
 
 
 def go_on(state: RolloutState, directory: Path) -> tuple[RolloutState, Segment, int]:
@@ -83,13 +86,16 @@ class Journal:
         self._segment: Segment | None = None
         self._entries_in_segment = 0
         self._log = SegmentLog()
-        self._items: deque[Item] = deque()
-        self._changed = threading.Condition()
-        self._is_closing = False
+        self._items: queue.SimpleQueue[Item] = (
+            queue.SimpleQueue()
+        )  # what waits is bounded by the groups that are open
         self._hurry = threading.Event()
+        self._is_closing = False
+        self._flushing: set[threading.Event] = set()
         self._failure: StoreError | None = None
         self._busy_since: float | None = None
         self._begin_s, self._calls_s, self._thread_s = time.monotonic(), 0.0, 0.0
+        self._owed_s, self._owed_at_s = 0.0, self._begin_s
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         if first is not None:
             self._begin(first)
@@ -101,7 +107,7 @@ class Journal:
         self._raise_failure()
         if self._segment is not None:
             self._entries_in_segment += 1
-            self._put(entry)
+            self._items.put(entry)
             if isinstance(entry, PickedUp):
                 self._hurry.set()
         self._calls_s += time.perf_counter() - begin_s
@@ -121,15 +127,19 @@ class Journal:
         """Have those segments in `directory` deleted that neither are in `needed` nor follow one that is."""
         if self._segment is not None:
             kept = {*needed, self._segment.name}
-            self._put(partial(SegmentLog.release, directory=self._directory, needed=kept))
+            self._items.put(partial(self._log.release, self._directory, kept))
 
     def flush(self, limit_s: float = CLOSE_S) -> bool:
         """Wait until what was added is written; whether that took less than the limit. Raises as `add` does."""
-        self._hurry.set()
-        with self._changed:
-            is_written = self._changed.wait_for(lambda: self._failure or self._is_idle, limit_s)
+        done = threading.Event()
+        self._flushing.add(done)  # before the look at the failure: whoever fails later sets it
         self._raise_failure()
-        return bool(is_written)
+        self._items.put(done.set)
+        self._hurry.set()
+        is_done = done.wait(limit_s)
+        self._flushing.discard(done)
+        self._raise_failure()
+        return is_done
 
     def cost(self) -> JournalCost:
         """The cost so far."""
@@ -139,26 +149,16 @@ class Journal:
 
     def close(self) -> None:
         """Write what waits and end the thread; a second call does nothing. Raises nothing: the run is over."""
+        self._is_closing = True
+        self._items.put(None)
         self._hurry.set()
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             logger.warning("the journal in '%s' was not written within %g s", self._directory, CLOSE_S)
 
-    @property
-    def _is_idle(self) -> bool:
-        return not self._items and self._busy_since is None
-
     def _begin(self, segment: Segment) -> None:
         self._segment, self._entries_in_segment = segment, 0
-        self._put(partial(SegmentLog.begin, segment=segment))
-
-    def _put(self, item: Item) -> None:
-        with self._changed:
-            self._items.append(item)
-            self._changed.notify_all()
+        self._items.put(partial(self._log.begin, segment))
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -177,9 +177,12 @@ class Journal:
             f"the thread that writes the journal in '{self._directory}' died of the error that was printed above"
         )
         try:
-            while (items := self._next_items()) is not None:
+            while True:
+                items = self._next_items()
                 self._work(items)
                 self._log.sync_when_due()
+                if None in items[-1:]:
+                    break
                 self._rest()
             self._log.close()
             failure = None
@@ -189,28 +192,35 @@ class Journal:
         finally:
             if failure is not None:
                 self._log.abandon()
-            with self._changed:
-                self._failure, self._busy_since = failure, None
-                self._changed.notify_all()
+            self._failure, self._busy_since = failure, None
+            for each in list(self._flushing):
+                each.set()
 
-    def _next_items(self) -> list[Item] | None:
-        """What waits, maybe nothing when it is time to sync; None at the end."""
-        with self._changed:
-            self._busy_since = None
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._items or self._is_closing, SYNC_S)
-            self._busy_since = time.monotonic()
-            items = list(self._items)
-            self._items.clear()
-            return items if items or not self._is_closing else None
+    def _next_items(self) -> list[Item]:
+        """What waits, up to the end; nothing when it is time to sync."""
+        self._busy_since = None
+        items: list[Item] = []
+        try:
+            items.append(self._items.get(timeout=SYNC_S))
+            while items[-1] is not None:
+                items.append(self._items.get_nowait())
+        except queue.Empty:
+            pass
+        self._busy_since = time.monotonic()
+        return items
 
     def _rest(self) -> None:
         """Count what was worked, and let others work; entries gather meanwhile."""
         before, self._thread_s = self._thread_s, time.thread_time()
-        with self._changed:
-            self._busy_since = None
-            self._changed.notify_all()
-        self._hurry.wait(min(REST_PER_WORK * (self._thread_s - before), REST_S))
+        begin_s, self._busy_since = self._owed_at_s, None
+        self._owed_at_s = time.monotonic()
+        self._owed_s = max(self._owed_s + begin_s - self._owed_at_s, 0.0)
+        self._owed_s += REST_PER_WORK * (self._thread_s - before)
+        rest_s = min(self._owed_s, REST_S)
+        if self._owed_s > CREDIT_S:
+            time.sleep(rest_s)
+        else:
+            self._hurry.wait(rest_s)
         if not self._is_closing:
             self._hurry.clear()
 
@@ -219,6 +229,6 @@ class Journal:
             self._busy_since = time.monotonic()
             if is_command:
                 for command in run:
-                    cast("Callable[[SegmentLog], None]", command)(self._log)
-            else:
-                self._log.write(cast("list[Entry]", list(run)))
+                    cast("Callable[[], None]", command)()
+            elif entries := [one for one in run if one is not None]:
+                self._log.write(cast("list[Entry]", entries))

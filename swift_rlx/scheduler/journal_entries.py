@@ -60,6 +60,7 @@ class PickedUp:
 
 
 Entry = Admitted | Scored | Dropped | PickedUp
+_AS_JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 class EntrySink(Protocol):
@@ -79,7 +80,7 @@ def encode(entries: Iterable[Entry]) -> tuple[list[TrajectoryGroup], str]:
         if isinstance(entry, Scored):
             groups.append(entry.group)
         notes.append(_note(entry))
-    return groups, json.dumps(notes, separators=(",", ":"))
+    return groups, _AS_JSON.encode(notes)
 
 
 def decode(groups: Sequence[TrajectoryGroup], note: str) -> list[Entry]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import operator
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,15 +70,19 @@ def columns() -> Any:
     return pa.schema([pa.field(name, type_, name in may_be_null) for name, type_ in types.items()])
 
 
+@functools.cache
+def _row_type() -> Any:
+    import pyarrow as pa
+
+    return pa.struct(list(columns()))
+
+
 def to_batch(groups: Iterable[TrajectoryGroup]) -> Batch:
     """The trajectories of the groups as rows. Raises `StoreError` for what has no place in them."""
     import pyarrow as pa
 
-    rows = [(group, member) for group in groups for member in group.members]
-    values = _of_trajectories(rows) | _of_completions([member.completion for _, member in rows])
     try:
-        arrays = [pa.array(values[column.name], column.type) for column in columns()]
-        return pa.RecordBatch.from_arrays(arrays, schema=columns())
+        return pa.RecordBatch.from_struct_array(pa.array(_rows(list(groups)), _row_type()))
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise StoreError(f"a trajectory does not fit into the columns of the store: {error}") from error
 
@@ -95,43 +100,43 @@ def checksum(batch: Batch, note: str) -> int:
     return zlib.crc32(note.encode(), zlib.crc32(batch.serialize()))
 
 
-def _of_trajectories(rows: Sequence[tuple[TrajectoryGroup, Trajectory]]) -> dict[str, list[Any]]:
-    return {
-        "prompt_epoch": [group.prompt.epoch for group, _ in rows],
-        "prompt_index": [group.prompt.index for group, _ in rows],
-        "order": [group.order for group, _ in rows],
-        "rounds": [group.rounds for group, _ in rows],
-        "failed": [group.failed for group, _ in rows],
-        "member": [one.member for _, one in rows],
-        "attempts": [one.attempts for _, one in rows],
-        "scored_s": [one.scored_s for _, one in rows],
-        "reward": [one.score.reward for _, one in rows],
-        "breakdown": [
-            [(part.name, part.value, part.version) for part in one.score.breakdown] for _, one in rows
-        ],
-        "info": [_info(group, one) for group, one in rows],
-    }
+_OF_GROUP = operator.attrgetter("prompt.epoch", "prompt.index", "order", "rounds", "failed")
+_OF_MEMBER = operator.attrgetter("member", "attempts", "completion.token_ids", "completion.logprobs")
+_OF_COMPLETION = operator.attrgetter(
+    "sampled",
+    "incarnation",
+    "finish_reason._value_",  # what `value` calls, as a function of its own
+    "worker",
+    "submit_s",
+    "start_s",
+    "first_token_s",
+    "finish_s",
+)
+_OF_SCORE = operator.attrgetter("scored_s", "score.reward")
+_OF_PART = operator.attrgetter("name", "value", "version")
 
 
-def _of_completions(completions: Sequence[Completion]) -> dict[str, list[Any]]:
-    runs = _runs([np.asarray(one.policy_steps, np.int32) for one in completions])
-    return {
-        "token_ids": [np.asarray(one.token_ids, np.int32) for one in completions],
-        "logprobs": [np.asarray(one.logprobs, np.float32) for one in completions],
-        "policy_steps": [steps for steps, _ in runs],
-        "policy_step_lengths": [lengths for _, lengths in runs],
-        "sampled": [one.sampled for one in completions],
-        "incarnation": [one.incarnation for one in completions],
-        "finish_reason": [one.finish_reason.value for one in completions],
-        "worker": [one.worker for one in completions],
-        "submit_s": [one.submit_s for one in completions],
-        "start_s": [one.start_s for one in completions],
-        "first_token_s": [one.first_token_s for one in completions],
-        "finish_s": [one.finish_s for one in completions],
-    }
+def _rows(groups: Sequence[TrajectoryGroup]) -> list[tuple[object, ...]]:
+    """A row for each trajectory, in the order of the columns."""
+    members = [(group, _OF_GROUP(group), one) for group in groups for one in group.members]
+    runs = _runs([one.completion.policy_steps for _, _, one in members])
+    return [
+        (
+            *of_group,
+            *_OF_MEMBER(one),
+            *of_runs,
+            *_OF_COMPLETION(one.completion),
+            *_OF_SCORE(one),
+            [_OF_PART(part) for part in one.score.breakdown],
+            _info(group, one),
+        )
+        for (group, of_group, one), of_runs in zip(members, runs, strict=True)
+    ]
 
 
 def _info(group: TrajectoryGroup, one: Trajectory) -> str:
+    if not one.completion.info:
+        return "{}"
     try:
         return json.dumps(dict(one.completion.info))
     except (TypeError, ValueError) as error:
@@ -141,19 +146,17 @@ def _info(group: TrajectoryGroup, one: Trajectory) -> str:
         ) from error
 
 
-def _runs(
-    steps: Sequence[npt.NDArray[np.int32]],
-) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+def _runs(steps: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[list[int], list[int]]]:
     """Of each array the value and the length of each run of equal values."""
-    ends = np.cumsum([len(one) for one in steps], dtype=np.int64)
+    ends = np.cumsum([0, *map(len, steps)])
     whole = np.concatenate([np.zeros(0, np.int32), *steps])
     is_first = np.ones(len(whole) + 1, np.bool_)  # of a run; and one behind the end
     is_first[1:-1] = whole[1:] != whole[:-1]
     is_first[ends] = True
-    begins = np.flatnonzero(is_first)
-    lengths = np.diff(begins).astype(np.int32)
-    at = np.searchsorted(begins, np.concatenate([[0], ends]))
-    return [(whole[begins[i:j]], lengths[i:j]) for i, j in itertools.pairwise(at.tolist())]
+    begins = is_first.nonzero()[0]
+    values, lengths = whole[begins[:-1]].tolist(), np.diff(begins).tolist()
+    for i, j in itertools.pairwise(begins.searchsorted(ends).tolist()):
+        yield values[i:j], lengths[i:j]
 
 
 def _split(column: Any) -> list[npt.NDArray[Any] | None]:
