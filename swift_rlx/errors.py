@@ -11,6 +11,7 @@
     │   ├── BackendTimeout      (TimeoutError)     no answer in time; worth a retry elsewhere
     │   ├── BackendUnavailable  (ConnectionError)  the worker cannot serve now; worth a retry elsewhere
     │   │   ├── WorkerDied                         its process ended with the request on it
+    │   │   │   └── EngineStalled                  its engine said nothing for too long, and was ended
     │   │   ├── WorkerAbsent                       it is gone or being started; nothing was asked of it
     │   │   │   └── WorkerLost                     it died again and again, and is not started any more
     │   │   ├── WeightsLost                        a server does not serve what it was given any more
@@ -85,6 +86,10 @@ class BackendUnavailable(BackendError, ConnectionError):
 
 class WorkerDied(BackendUnavailable):
     """The worker's process ended while it had the request."""
+
+
+class EngineStalled(WorkerDied):
+    """The worker's engine was without a word for longer than it may be, and its process ended itself."""
 
 
 class WorkerAbsent(BackendUnavailable):

@@ -4,9 +4,9 @@
 
 The engine is built in a thread, so that signs of life go out from the first moment. It is taken for lost, and the
 process ends, where building it raises, where one of its calls raises `WorkerDied`, where its `health` does not return
-within the time that an engine may be without a word, where one that tells of its tokens has requests and tells of none
-for that time, and where it does not come to an end with new weights. The process does not outlive the trainer
-(`trainer_watch.py`).
+within the time that an engine may be without a word (`stall_limit.py`), where one that tells of its tokens has requests
+and tells of none for that time, and where it does not come to an end with new weights. The process does not outlive the
+trainer (`trainer_watch.py`).
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ from swift_rlx.cluster.messages import (
     Start,
     ToWorker,
 )
+from swift_rlx.cluster.stall_limit import StallLimit
 from swift_rlx.cluster.trainer_watch import end_after
-from swift_rlx.errors import BackendRejected, BackendTimeout, WorkerDied
+from swift_rlx.errors import BackendRejected, BackendTimeout, EngineStalled, WorkerDied
 from swift_rlx.types import Chunk, Completion
 
 Record = TypeVar("Record", Completion, Chunk)
@@ -80,6 +81,7 @@ class Host:
         self._publishing = asyncio.Lock()
         self._news: dict[int, Draft] = {}
         self._silent_s = 0.0
+        self._stall_limit: StallLimit
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -95,9 +97,10 @@ class Host:
             return await self._die(error)
         self._channel.send(Ready(self._engine.capabilities, _note(start.spec)))
         self._doing = ""
+        self._stall_limit = StallLimit(start.stall_limit_s, start.stall_floor_s)
         self._spawn(self._listen())
         self._spawn(self._report())
-        self._spawn(self._watch(start.stall_limit_s))
+        self._spawn(self._watch())
         return await self._ended
 
     def _load(self, spec: EngineSpec) -> Engine:
@@ -172,6 +175,7 @@ class Host:
 
     def _told(self, number: int, chunk: Chunk) -> None:
         """The engine made tokens; they are sent with those of the other answers."""
+        self._stall_limit.word(self._silent_s)
         self._silent_s = 0.0
         if number in self._calls:
             self._news.setdefault(number, Draft(chunk.begin)).add(_as_arrays(chunk))
@@ -197,11 +201,12 @@ class Host:
         except Exception:  # noqa: BLE001 (foreign code; each request has a time limit of its own)
             traceback.print_exc()
 
-    async def _watch(self, limit_s: float) -> None:
+    async def _watch(self) -> None:
         """Ask the engine how it is, while it is not busy with new weights, and see that it makes tokens."""
-        tick_s, last_s, said = min(WATCH_S, limit_s / 2), time.monotonic(), ""
+        tick_s, last_s, said = min(WATCH_S, self._stall_limit.seconds / 2), time.monotonic(), ""
         while True:
             await asyncio.sleep(tick_s)
+            limit_s = self._stall_limit.seconds
             elapsed_s, last_s = time.monotonic() - last_s, time.monotonic()
             if self._publishing.locked():
                 self._silent_s = 0.0
@@ -211,11 +216,11 @@ class Host:
             )  # while we were stopped ourselves, it could say nothing
             if self._engine.capabilities.streams and self._num_answers and self._silent_s > limit_s:
                 what = f"the engine made no token of {self._num_answers} answers for {limit_s:g} s"
-                return self._end(await self._die(WorkerDied(what)))
+                return self._end(await self._die(EngineStalled(what)))
             try:
                 await asyncio.wait_for(self._healthy_or_publishing(), limit_s)
             except (TimeoutError, asyncio.TimeoutError):
-                error = WorkerDied(f"the engine did not say for {limit_s:g} s how it is")
+                error = EngineStalled(f"the engine did not say for {limit_s:g} s how it is")
                 return self._end(await self._die(error))
             except WorkerDied as error:
                 return self._end(await self._die(error))
@@ -223,6 +228,8 @@ class Host:
                 if (text := repr(error)) != said:  # once, not every few seconds
                     traceback.print_exc()
                     said = text
+            else:
+                self._stall_limit.answered(time.monotonic() - last_s)
 
     async def _healthy_or_publishing(self) -> None:
         asking: asyncio.Future[Health] = asyncio.ensure_future(self._engine.health())

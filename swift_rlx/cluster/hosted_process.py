@@ -42,7 +42,7 @@ from swift_rlx.cluster.messages import (
     Start,
 )
 from swift_rlx.cluster.process_state import STOPPED_S, is_stopped
-from swift_rlx.errors import BackendError, RlxError, WorkerDied
+from swift_rlx.errors import BackendError, EngineStalled, RlxError, WorkerDied
 
 LAST_WORDS_S = 0.3
 """How long messages of an ended process may still be on their way."""
@@ -106,7 +106,8 @@ class HostedProcess:
             mark = f"{os.getpid()}.{secrets.token_hex(8)}"
             try:
                 # What cannot travel is refused here, before there is a process that nobody knows.
-                channel.send(Start(launch.spec, tuple(sys.path), launch.stall_limit_s))
+                limits = launch.stall_limit_s, launch.stall_floor_s
+                channel.send(Start(launch.spec, tuple(sys.path), *limits))
                 process = launch.popen(theirs, mark)
             except BaseException:
                 channel.close()
@@ -118,6 +119,11 @@ class HostedProcess:
     def is_alive(self) -> bool:
         """Whether it can still answer."""
         return self._reason is None
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether its engine was ended for its silence."""
+        return self._last_words is not None and self._last_words.error.kind == EngineStalled.__name__
 
     async def call(self, body: Body, on_progress: OnProgress = unwatched) -> Answer:
         """The answer. Raises what the engine raised, or `WorkerDied`; a call that is cancelled is cancelled there."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from swift_rlx.backends import EngineSpec
 from swift_rlx.cluster.guardian import MARK
+from swift_rlx.cluster.stall_limit import FLOOR_S
 from swift_rlx.errors import ConfigError
 
 TAIL_LINES = 20
@@ -28,7 +29,8 @@ RANKS_ONLY_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_")
 class Launch:
     """How a worker is started. `environment` is laid over that of the trainer.
 
-    `silence_limit_s`: how long the process may give no sign of life; `stall_limit_s`: its engine, with requests on it.
+    `silence_limit_s`: how long the process may give no sign of life; `stall_limit_s`: its engine, with requests on it;
+    `stall_floor_s`: the least that this becomes for an engine that is never silent for long.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     silence_limit_s: float = 25.0
     stall_limit_s: float = 45.0
+    stall_floor_s: float = FLOOR_S
 
     def popen(self, theirs: socket.socket, mark: str) -> subprocess.Popen[bytes]:
         """The process, with its end of the channel."""

@@ -65,9 +65,10 @@ class WorkerProcess:
 
     `run_directory`: where its log `<name>.log` goes. `environment`: laid over the trainer's. `start_limit_s`: how long
     it may take until its engine answers. `silence_limit_s`: without a sign of life for that long it is killed.
-    `stall_limit_s`: so is it where its engine has requests and is without a word for that long; by default more on a
-    CPU. `close_grace_s`: how long it may take to end when asked. `probe_difference`: nats, of the last weights that
-    came with a probe. `start_number`: how often it was started.
+    `stall_limit_s`: so is it where its engine has requests and is without a word for that long, or for less where it
+    never was silent for long (`stall_limit.py`); by default more on a CPU. `close_grace_s`: how long it may take to end
+    when asked. `probe_difference`: nats, of the last weights that came with a probe. `start_number`: how often it was
+    started.
 
     Where the process has ended, or a new one is not ready, every call raises `WorkerAbsent`; `health` starts a new one.
     """
@@ -204,6 +205,8 @@ class WorkerProcess:
     async def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.start_number += 1
+        if self._process is not None and self._process.has_stalled:
+            self._launch = replace(self._launch, stall_floor_s=2 * self._launch.stall_floor_s)
         self._unchecked, self._needs_weights = None, self._has_published
         process = self._process = await HostedProcess.launch(self._launch)
         try:

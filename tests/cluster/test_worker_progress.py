@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
-from worker_runs import request, run, weights, worker
+from worker_runs import request, run, until, weights, worker
 
 from swift_rlx.backends.progress import joined, sampled_part, shared_tokens
 from swift_rlx.cluster import hosted_process
 from swift_rlx.cluster.messages import Progress
-from swift_rlx.errors import WorkerDied
+from swift_rlx.cluster.stall_limit import FACTOR, MIN_WORDS, StallLimit
+from swift_rlx.errors import WorkerAbsent, WorkerDied
 from swift_rlx.testing.fake_engine import FakeEngine
 from swift_rlx.types import PolicyVersion
 
@@ -111,5 +113,42 @@ def test_an_engine_that_does_not_come_to_an_end_with_new_weights_takes_its_worke
     async def body():
         with pytest.raises(WorkerDied, match=r"the engine did not take weights 0\.1 in 1 s"):
             await asyncio.wait_for(one.publish(PolicyVersion(0, 1), files), 5)
+
+    run(one, body)
+
+
+def test_an_engine_that_is_never_silent_for_long_is_given_less_time():
+    now = [0.0]
+    limit = StallLimit(45.0, 15.0, clock=lambda: now[0])
+
+    def word(after_s, counted_s=60.0):
+        now[0] += after_s
+        limit.word(counted_s)
+
+    for _ in range(MIN_WORDS - 1):
+        word(0.1)
+    assert limit.seconds == 45.0, "it may still compile"
+    word(9.0, counted_s=0.0)  # it had nothing to do
+    assert limit.seconds == 15.0
+    limit.answered(4.0)
+    assert limit.seconds == 4 * FACTOR
+    word(20.0)
+    assert limit.seconds == 45.0, "never more than was given"
+
+
+@pytest.mark.slow
+def test_an_engine_that_falls_silent_after_many_words_is_ended_before_its_limit(tmp_path):
+    one = worker(tmp_path, token_s=0.02, stall_limit_s=60.0, stall_token=5)
+    one._launch = replace(one._launch, stall_floor_s=1.0)
+
+    async def body():
+        await one.generate(request(1, 1, max_tokens=100))
+        with pytest.raises(WorkerDied, match=r"the engine made no token of 1 answers for \d"):
+            await asyncio.wait_for(one.generate(request(5, 2)), 30)
+        await until(lambda: not one._process.is_alive)
+        with contextlib.suppress(WorkerAbsent):
+            await one.health()
+        await one.start()
+        assert one._launch.stall_floor_s == 2.0, "the next one is given more"
 
     run(one, body)
