@@ -14,7 +14,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +23,13 @@ from swift_rlx.backends.progress import OnProgress, unwatched
 from swift_rlx.backends.remote_answer import Expected, Labels, NoAnswer, Times, WireAnswer, completion
 from swift_rlx.backends.remote_dialect import Dialect, Generation, ServerFacts, ServerNeeds, Standing
 from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint
+from swift_rlx.backends.remote_flight import (
+    ENGINE_SILENCE_S,
+    HTTP_SILENCE_S,
+    Flight,
+    Question,
+    SilenceWatch,
+)
 from swift_rlx.backends.remote_gate import Gate, InflightLimits
 from swift_rlx.backends.remote_http import Call, HttpClient, Reply
 from swift_rlx.backends.remote_probe import identify
@@ -46,19 +53,6 @@ NOT_OURS = PolicyVersion(-1, 0)
 ABORT_TRIES, ABORT_WAIT_S = 8, 0.5
 """An abort that comes before the server knows the request is lost, so it is said again."""
 CLOSE_S = 2.0
-
-
-@dataclass(eq=False, slots=True)
-class _Flight:
-    """A request on its way, and the version that it began with. `has_begun`: the server may know it."""
-
-    one: Generation
-    call: Call
-    served: PolicyVersion
-    task: asyncio.Task[Reply] | None = None
-    has_begun: bool = False
-    is_aborted: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RemoteServer:
@@ -89,8 +83,17 @@ class RemoteServer:
         self.weights = RemoteWeights(self._client, needs, self._labels)
         self._numbers = itertools.count()
         self._dialect: Dialect | None = None
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
         self._publishing = asyncio.Lock()
+        self._watch = SilenceWatch(
+            (
+                Question(self._ask_http, HTTP_SILENCE_S, self.name),
+                Question(self._ask_engine, ENGINE_SILENCE_S, f"the engine of {self.name}"),
+            ),
+            is_needed=lambda: bool(self._flights),
+            is_busy=self._publishing.locked,
+            on_silence=self._is_silent,
+        )
         self._is_closed = False
 
     async def start(self) -> None:
@@ -111,11 +114,12 @@ class RemoteServer:
         if request.request_id in self._flights:
             raise BackendRejected(f"request '{request.request_id}' is refused: one of that id is in flight")
         one = self._generation(request, served)
-        flight = _Flight(one, dialect.generation(one), served)
+        flight = Flight(one, dialect.generation(one), served)
         self._flights[request.request_id] = flight
         start_s = self._clock.now()
         try:
-            reply = await self._sent(flight)
+            self._watch.begin()
+            reply = await flight.reply(self._fetch(flight))
             answer = WireAnswer((), (), FinishReason.ABORT, ())
             if reply is not None:
                 answer = dialect.answer((await self._success(reply, dialect, flight)).body)
@@ -134,9 +138,7 @@ class RemoteServer:
         """As `Backend.abort`. Returns when they have ended, or after some tries."""
         flights = [self._flights[one] for one in request_ids if one in self._flights]
         for flight in flights:
-            flight.is_aborted = True
-            if flight.task is not None and not flight.has_begun:
-                flight.task.cancel()
+            flight.abort()
         for _ in range(ABORT_TRIES):
             flights = [flight for flight in flights if flight.has_begun and not flight.ended.is_set()]
             if not flights or self._dialect is None:
@@ -197,29 +199,31 @@ class RemoteServer:
         if self._is_closed:
             return
         self._is_closed = True
+        self._watch.close()
         try:
             await asyncio.wait_for(self._leave(), CLOSE_S)
         except (asyncio.TimeoutError, TimeoutError, BackendError):
             logger.info(f"{self.name} was left without a word, because it does not answer")
         await self._client.close()
 
-    async def _sent(self, flight: _Flight) -> Reply | None:
-        """The reply; None: it was aborted before it was sent."""
-        task = flight.task = asyncio.get_running_loop().create_task(self._fetch(flight))
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        return None if task.cancelled() else task.result()
-
-    async def _fetch(self, flight: _Flight) -> Reply:
+    async def _fetch(self, flight: Flight) -> Reply:
         """The one reply, at the end of the answer."""
         async with self._gate.place(len(flight.one.token_ids) + flight.one.sampling.max_tokens):
             flight.has_begun = True
             return await self._client.ask(flight.call)
 
-    async def _success(self, reply: Reply, dialect: Dialect, flight: _Flight) -> Reply:
+    async def _ask_http(self) -> None:
+        await self._client.ask(Call("GET", "/health"))
+
+    async def _ask_engine(self) -> None:
+        if self._dialect is not None and self.weights.version is not None:
+            await self.weights.standing(self._dialect, self.weights.version)
+
+    def _is_silent(self, error: BackendUnavailable) -> None:
+        for flight in self._flights.values():
+            flight.fail(error)
+
+    async def _success(self, reply: Reply, dialect: Dialect, flight: Flight) -> Reply:
         """The reply, if it is one. What a server refuses that has lost its weights is that loss."""
         if reply.is_success:
             return reply
@@ -233,7 +237,7 @@ class RemoteServer:
             )
         raise error
 
-    async def _has_lost(self, flight: _Flight, dialect: Dialect) -> bool:
+    async def _has_lost(self, flight: Flight, dialect: Dialect) -> bool:
         """Whether the weights are gone that the request asked for; publishing in between is no loss."""
         async with self._publishing:
             is_pinned = flight.one.adapter is not None
@@ -260,7 +264,7 @@ class RemoteServer:
             wire_id, prompt.token_ids, replace(sampling, max_tokens=most), self.weights.adapter(served)
         )
 
-    def _expected(self, flight: _Flight) -> Expected:
+    def _expected(self, flight: Flight) -> Expected:
         return Expected(
             url=self.name,
             labels=self._labels,

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from remote_runs import ADAPTER, FULL, START, each_server, needs, weights
+from remote_runs import ADAPTER, FULL, START, each_server, needs, request, run, started, weights
 from stand_in_server import Fault, StandIn, always, running
 from stand_in_sglang import StandInSglang
 from stand_in_vllm import StandInVllm
 
-from swift_rlx.backends import EngineSpec, WeightFiles, WeightKind
+from swift_rlx.backends import EngineSpec, WeightFiles, WeightKind, remote_flight, remote_server
 from swift_rlx.backends.remote_server import RemoteServer
 from swift_rlx.backends.remote_start import start_servers
 from swift_rlx.errors import BackendError, BackendUnavailable
@@ -24,6 +24,7 @@ from swift_rlx.testing.fake_engine import FakeEngine
 from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams, Score
 
 BATCHES, GROUPS, MEMBERS = 6, 4, 2
+FAILING_S, LEAST_REQUESTS = 5.0, 600
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.7)
 GENERATE = ("/inference/v1/generate", "/generate")
 AtBatch = Callable[[int], Awaitable[None]]
@@ -210,6 +211,78 @@ def test_a_server_that_fails_fast_gets_few_requests(tmp_path: Path) -> None:
     assert sum(bad.calls[path] for path in GENERATE) <= 12, (
         "three failures of each of four, and then an ejection"
     )
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_fast_gets_under_one_percent_of_the_requests_after_a_second(
+    tmp_path: Path,
+) -> None:
+    servers = [StandInVllm(tmp_path / name) for name in "ab"]
+    good, bad = servers
+    files = weights(tmp_path, 1)
+
+    async def go() -> tuple[int, int]:
+        backends = [RemoteServer(one.endpoint, needs(FULL, keeps=True, sampling=SAMPLING)) for one in servers]
+        await start_servers(backends, START, files, limit_s=20, others_s=1.0)
+        config = RolloutConfig(batch_groups=8, group_size=4, max_inflight=16, sampling=SAMPLING, retries=5)
+        prompts = IterableSource(
+            Prompt(number, np.array([1 + number % 9, 2], np.int32)) for number in range(10**6)
+        )
+        loop = asyncio.get_running_loop()
+        async with RolloutScheduler(config, backends, prompts, score, payload=files) as scheduler:
+            bad.fault, begin_s = always(FAULTS["500"], *GENERATE), loop.time()
+            while (seconds := loop.time() - begin_s) < FAILING_S or good.calls[GENERATE[0]] < LEAST_REQUESTS:
+                if seconds < 1.0:
+                    good.calls.clear()
+                    bad.calls.clear()
+                await scheduler.next_batch()
+                scheduler.publish(files)
+            return good.calls[GENERATE[0]], bad.calls[GENERATE[0]]
+
+    by_good, by_bad = run(servers, go())
+    assert by_good + by_bad >= LEAST_REQUESTS
+    assert 0 < by_bad < 0.01 * (by_good + by_bad), "asked again after 3 s, with one request"
+
+
+HANGS = {"server": ("",), "engine": ("/is_paused", *GENERATE)}
+
+
+@pytest.mark.parametrize("paths", HANGS.values(), ids=HANGS)
+def test_a_server_that_hangs_is_left_as_soon_as_it_is_silent(
+    paths: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_flight, "ASK_S", 0.05)
+    monkeypatch.setattr(remote_server, "HTTP_SILENCE_S", 0.5)
+    monkeypatch.setattr(remote_server, "ENGINE_SILENCE_S", 1.0)
+    done = Run(tmp_path, StandInVllm, FULL)
+    hung = done.servers[0]
+
+    async def hang(number: int) -> None:
+        if number == 1:
+            hung.fault = lambda path, body: Fault(hangs=True) if path.startswith(paths) else None
+
+    done.run(hang, retries=5, publish_limit_s=1.0)  # a request may take five minutes
+    done.check()
+    assert done.statistics.failures["BackendUnavailable"] > 0
+    assert not done.statistics.failures["BackendTimeout"]
+
+
+def test_a_server_that_is_slow_and_not_silent_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_flight, "ASK_S", 0.02)
+    monkeypatch.setattr(remote_server, "HTTP_SILENCE_S", 0.4)
+    slow, files = StandInVllm(tmp_path, token_s=0.1), weights(tmp_path, 1)
+
+    async def go() -> Completion:
+        server = await started(slow, files)
+        try:
+            return await server.generate(request(max_tokens=8))
+        finally:
+            await server.close()
+
+    assert run(slow, go()).num_tokens == 8
+    assert slow.calls["/health"] > 5
 
 
 @pytest.mark.slow
