@@ -1,6 +1,7 @@
 """An external plugin of `swift rlhf` that writes what is trained, in the training step, and may end the process there.
 
-TRAINED_LOG: a file, one JSON line a micro-batch. KILL_AT: the optimizer step in which the process kills itself.
+TRAINED_LOG: a file, one JSON line a micro-batch and rank. KILL_AT: the optimizer step in which the process of the last
+rank kills itself.
 """
 
 import hashlib
@@ -17,9 +18,12 @@ _training_step = RLXTrainer.training_step
 def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
     loss = _training_step(self, *args, **kwargs)
     rows = self._picked.rows
+    rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
     line = {
         "step": self.state.global_step,
+        "rank": rank,
         "prompts": list(dict.fromkeys(f"{row.epoch}/{row.index}" for row in rows)),
+        "own": [f"{row.epoch}/{row.index}/{row.member}" for row in self._own_rows()],
         "content": hashlib.sha256(
             b"".join(row.token_ids + row.logprobs + row.fresh for row in rows)
         ).hexdigest(),
@@ -27,7 +31,7 @@ def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
     }
     with open(os.environ["TRAINED_LOG"], "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
-    if os.environ.get("KILL_AT") == str(self.state.global_step):
+    if os.environ.get("KILL_AT") == str(self.state.global_step) and rank == ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return loss
 
