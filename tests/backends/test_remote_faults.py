@@ -252,8 +252,8 @@ def test_a_server_that_hangs_is_left_as_soon_as_it_is_silent(
     paths: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_flight, "ASK_S", 0.05)
-    monkeypatch.setattr(remote_server, "HTTP_SILENCE_S", 0.5)
-    monkeypatch.setattr(remote_server, "ENGINE_SILENCE_S", 1.0)
+    monkeypatch.setattr(remote_server, "HTTP_SILENCE_S", 1.0)
+    monkeypatch.setattr(remote_server, "ENGINE_SILENCE_S", 1.5)
     done = Run(tmp_path, StandInVllm, FULL)
     hung = done.servers[0]
 
@@ -263,15 +263,13 @@ def test_a_server_that_hangs_is_left_as_soon_as_it_is_silent(
 
     done.run(hang, retries=5, publish_limit_s=1.0)  # a request may take five minutes
     done.check()
-    assert done.statistics.failures["BackendUnavailable"] > 0
-    assert not done.statistics.failures["BackendTimeout"]
+    assert done.statistics.failures.keys() == {"BackendUnavailable"}, "and none at its time limit"
 
 
 def test_a_server_that_is_slow_and_not_silent_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_flight, "ASK_S", 0.02)
-    monkeypatch.setattr(remote_server, "HTTP_SILENCE_S", 0.4)
     slow, files = StandInVllm(tmp_path, token_s=0.1), weights(tmp_path, 1)
 
     async def go() -> Completion:

@@ -76,7 +76,7 @@ def same(one, other):
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Start(SPEC, ("/a", ""), 30.0),
+        messages.Start(SPEC, ("/a", ""), 30.0, 15.0),
         messages.Call(
             1,
             messages.Generate(
@@ -149,7 +149,7 @@ def test_received_arrays_can_be_written():
 def test_what_is_no_plain_data_is_refused_before_it_is_sent(value, what):
     spec = EngineSpec("x", "m", options={"value": value})
     with pytest.raises(errors.BackendRejected, match=f"Start cannot be sent.*{what}"):
-        encode(messages.Start(spec, (), 1.0))
+        encode(messages.Start(spec, (), 1.0, 1.0))
 
 
 def test_an_array_of_objects_is_not_made_from_bytes():
