@@ -2,9 +2,8 @@
 
 The thread hands an entry to the operating system at once: from then on it survives the death of the process. After that
 it rests for as long as keeps its share of the time under 1 %, at most `REST_S`; entries that come meanwhile are written
-together. A batch that is picked up ends the rest, so that what is trained on is written before; where batches come so
-fast that this alone would take more than the share, it is written at the end of the rest. Once a second the thread
-syncs the file: then entries survive the loss of power.
+together. A batch that is picked up ends the rest: what is trained on is written before. Once a second the thread syncs
+the file: then entries survive the loss of power.
 
 A disk that refuses, because it is full, is asked again for half a minute; meanwhile the run goes on, and entries wait
 in memory. After that, or when the disk has not answered for `STALL_S`, the next call raises a `StoreError`, which ends
@@ -38,8 +37,6 @@ STALL_S = 45.0
 REST_S = 0.25
 REST_PER_WORK = 150.0
 """So many times as long as it has worked the thread rests."""
-CREDIT_S = 1.0
-"""How much of that rest may be missing for batches that were picked up."""
 CLOSE_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -86,16 +83,14 @@ class Journal:
         self._segment: Segment | None = None
         self._entries_in_segment = 0
         self._log = SegmentLog()
-        self._items: queue.SimpleQueue[Item] = (
-            queue.SimpleQueue()
-        )  # what waits is bounded by the groups that are open
+        # What waits is bounded by the groups that are open.
+        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._hurry = threading.Event()
         self._is_closing = False
         self._flushing: set[threading.Event] = set()
         self._failure: StoreError | None = None
         self._busy_since: float | None = None
         self._begin_s, self._calls_s, self._thread_s = time.monotonic(), 0.0, 0.0
-        self._owed_s, self._owed_at_s = 0.0, self._begin_s
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         if first is not None:
             self._begin(first)
@@ -212,15 +207,8 @@ class Journal:
     def _rest(self) -> None:
         """Count what was worked, and let others work; entries gather meanwhile."""
         before, self._thread_s = self._thread_s, time.thread_time()
-        begin_s, self._busy_since = self._owed_at_s, None
-        self._owed_at_s = time.monotonic()
-        self._owed_s = max(self._owed_s + begin_s - self._owed_at_s, 0.0)
-        self._owed_s += REST_PER_WORK * (self._thread_s - before)
-        rest_s = min(self._owed_s, REST_S)
-        if self._owed_s > CREDIT_S:
-            time.sleep(rest_s)
-        else:
-            self._hurry.wait(rest_s)
+        self._busy_since = None
+        self._hurry.wait(min(REST_PER_WORK * (self._thread_s - before), REST_S))
         if not self._is_closing:
             self._hurry.clear()
 

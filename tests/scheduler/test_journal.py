@@ -21,7 +21,6 @@ from swift_rlx.scheduler import journal, load_state, save_state, segment_log
 from swift_rlx.scheduler.journal import Journal, go_on
 from swift_rlx.scheduler.journal_entries import Admitted, Dropped, PickedUp, Scored, decode, encode
 from swift_rlx.scheduler.journal_segments import Position, Segment, read_past
-from swift_rlx.store import read_shard
 from swift_rlx.types import DropReason
 
 ENTRIES = [
@@ -132,7 +131,6 @@ def test_nothing_follows_a_segment_of_which_a_part_was_lost(made, tmp_path):
 def test_a_batch_that_is_picked_up_is_written_at_once_with_all_before_it(made, tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "REST_S", 60.0)
     monkeypatch.setattr(journal, "REST_PER_WORK", 1e9)
-    monkeypatch.setattr(journal, "CREDIT_S", 1e12)
     log = made()
     name = log.cut()
     for entry in ENTRIES * 3:  # the thread rests after the first ones that it finds
@@ -141,20 +139,6 @@ def test_a_batch_that_is_picked_up_is_written_at_once_with_all_before_it(made, t
     while len(read_past(tmp_path / "journal", name).entries) < 3 * len(ENTRIES):
         assert time.monotonic() < end_s, "the entries wait until the rest is over"
         time.sleep(0.01)
-
-
-def test_batches_that_come_too_fast_are_written_together(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "REST_PER_WORK", 1e6)  # the first entry takes all credit
-    log = made()
-    name = log.cut()
-    add(log, 0)
-    for step in range(50):
-        log.add(PickedUp(step, (), 0, False))
-        time.sleep(0.002)
-    assert log.flush()
-    units = read_shard(tmp_path / "journal" / f"{name}.arrow").units
-    assert sum(len(decode(unit.groups, unit.note)) for unit in units) == 51
-    assert len(units) < 25
 
 
 def test_segments_that_no_checkpoint_needs_are_deleted(made, tmp_path):
