@@ -93,6 +93,13 @@ CONTRACT = (
         "_get_per_token_logps_and_entropies",
         ("self", "model", "model_inputs", "grpo_batch", "compute_entropy"),
     ),
+    Clause(
+        _GRPO,
+        "_get_per_token_logps_and_entropies_single",
+        ("self", "model", "model_inputs", "grpo_batch", "compute_entropy"),
+    ),
+    Clause("swift.rlhf_trainers.grpo_trainer", "selective_log_softmax", ("logits", "index")),
+    Clause("swift.rlhf_trainers.grpo_trainer", "entropy_from_logits", ("logits",)),
     Clause(_GRPO, "null_ref_context", ("self",)),
     Clause(_GRPO, "evaluation_loop", ("self", "dataloader")),
     Clause(_GRPO, "get_eval_dataloader", ("self", "eval_dataset")),

@@ -8,12 +8,13 @@ from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import Algorithm
 from swift_rlx.integration.off_policy_fields import OffPolicyFields, resolve_off_policy
 from swift_rlx.integration.rollout_fields import RolloutFields, resolve_rollout
+from swift_rlx.integration.share_prompt_field import SharePromptField, refuse_share_prompt
 
 Baseline = Literal["auto", "loo", "mean", "ema", "none"]
 
 
 @dataclass
-class RLXFields(RolloutFields, OffPolicyFields):
+class RLXFields(RolloutFields, OffPolicyFields, SharePromptField):
     """New fields; HfArgumentParser turns each into a flag, a YAML key and a keyword of RLHFArguments.
 
     The annotations are evaluated in ms-swift's module, hence `Optional` instead of the `|` of newer Pythons.
@@ -65,6 +66,7 @@ def adopt(values: Any, algorithm: Algorithm) -> None:
     resolve_rollout(values, FIELD_DEFAULTS)
     resolve_off_policy(values, algorithm.name)
     OnError.parse(values.reward_on_error)
+    refuse_share_prompt(values)
     if values.beta is None:
         values.beta = algorithm.beta
     if values.kl_in_reward is None:

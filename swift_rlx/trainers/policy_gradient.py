@@ -26,6 +26,7 @@ from swift_rlx.trainers.batch import RLXBatch, Rollout, split_rows, stack_rows, 
 from swift_rlx.trainers.off_policy import OffPolicyMixin, per_token
 from swift_rlx.trainers.reward_columns import RewardColumnsMixin
 from swift_rlx.trainers.rollout_metrics import RolloutMetricsMixin
+from swift_rlx.trainers.shared_prompt import SharedPromptMixin
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class PolicyLoss:
     clipped_high: torch.Tensor
 
 
-class PolicyGradientTrainer(RewardColumnsMixin, OffPolicyMixin, RolloutMetricsMixin, GRPOTrainer):
+class PolicyGradientTrainer(
+    RewardColumnsMixin, OffPolicyMixin, RolloutMetricsMixin, SharedPromptMixin, GRPOTrainer
+):
     """GRPOTrainer with the advantages and the loss of a published policy-gradient algorithm."""
 
     loss_unit: ClassVar[Literal["row", "token"]]

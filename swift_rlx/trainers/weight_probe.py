@@ -43,7 +43,7 @@ def probe_logprobs(model: nn.Module, token_ids: IntArray) -> torch.Tensor:
     """Log-probability [T - 1] of each token but the first, float32, with dropout off; a forward pass on all ranks."""
     device = next(parameter.device for parameter in model.parameters())
     ids_1T = torch.as_tensor(token_ids, dtype=torch.long, device=device)[None]
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         logits_1TV = model(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False).logits
     logprobs_TV = torch.log_softmax(logits_1TV[0, :-1].float(), dim=-1)
     return logprobs_TV.gather(1, ids_1T[0, 1:, None])[:, 0].cpu()
@@ -55,7 +55,7 @@ def make_probe(model: nn.Module, token_ids: IntArray, tolerance: float) -> Probe
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
