@@ -35,7 +35,9 @@ def refuse_share_prompt(values: Any) -> None:
             " --attn_impl sdpa or drop the flag"
         )
     if getattr(values, "padding_free", False):
-        raise ConfigError(f"{refused} --padding_free true, which packs the rows in its own way; use one of them")
+        raise ConfigError(
+            f"{refused} --padding_free true, which packs the rows in its own way; use one of them"
+        )
     if getattr(values, "tuner_type", None) in ("reft", "longlora"):
         raise ConfigError(
             f"{refused} --tuner_type {values.tuner_type}, which treats a token by its place in the row; use"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from swift.rlhf_trainers.grpo_trainer import entropy_from_logits, selective_log_softmax
 from torch import nn
+from transformers import PreTrainedModel
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.trainers.prompt_layout import PromptLayout, lay_out
@@ -51,7 +52,7 @@ def shared_logprobs(
 
 
 def _check_layers(model: nn.Module, layout: PromptLayout) -> None:
-    config = next(module.config for module in model.modules() if hasattr(module, "config"))
+    config = next(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
     num_layers = config.get_text_config().num_hidden_layers
     if layout.num_attended != num_layers:
         raise ConfigError(

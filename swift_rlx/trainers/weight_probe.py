@@ -56,6 +56,7 @@ def make_probe(model: nn.Module, token_ids: IntArray, tolerance: float) -> Probe
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off within the context, and every module as it was afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -17,7 +17,10 @@ def given(**changes: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attn_impl": "flash_attention_2"}, "with --attn_impl flash_attention_2: a prompt is shared in torch's"),
+        (
+            {"attn_impl": "flash_attention_2"},
+            "with --attn_impl flash_attention_2: a prompt is shared in torch's",
+        ),
         ({"padding_free": True}, "with --padding_free true, which packs the rows in its own way"),
         ({"tuner_type": "reft"}, "with --tuner_type reft, which treats a token by its place"),
         ({"deepspeed": "zero3"}, "with --deepspeed zero3, with which it was never run; use DDP"),
@@ -34,5 +37,11 @@ def test_a_run_that_cannot_share_its_prompts_is_refused(changes: dict[str, Any],
 
 def test_a_run_that_can_is_accepted() -> None:
     refuse_share_prompt(given())
-    more = {"attn_impl": "sdpa", "tuner_type": "full", "deepspeed": None, "fsdp": "", "gradient_checkpointing": True}
+    more = {
+        "attn_impl": "sdpa",
+        "tuner_type": "full",
+        "deepspeed": None,
+        "fsdp": "",
+        "gradient_checkpointing": True,
+    }
     refuse_share_prompt(given(padding_free=False, **more))

@@ -19,6 +19,7 @@ from runs import free_port
 SUPPORT = Path(__file__).resolve().parent
 QUICKSTART = SUPPORT.parents[1] / "examples" / "quickstart"
 NOT_OURS = {"save_steps", "save_only_model", "ENV"}
+OURS_ALONE = {"share_prompt"}
 MAX_MODEL_LEN = 256
 
 
@@ -88,7 +89,8 @@ class Task:
         prompts = folder / "prompts.jsonl"
         prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
         plugins = [QUICKSTART / "brief_fact.py", SUPPORT / "reward_clock.py"]
-        return {name: value for name, value in config.items() if name not in NOT_OURS} | {
+        left_out = NOT_OURS if contestant.is_ours else NOT_OURS | OURS_ALONE
+        return {name: value for name, value in config.items() if name not in left_out} | {
             "model": str(self.model),
             "dataset": str(prompts),
             "dataset_shuffle": False,
