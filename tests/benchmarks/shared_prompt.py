@@ -1,8 +1,8 @@
 """What a training step saves when the prompt of a group is computed once: `--share_prompt true` against without.
 
 Run it as a script. It prints a table in CPU milliseconds of one thread (medians of pairs that take turns), writes a
-JSON file, and exits with 1 if log-probs or gradients differ by more than rounding. The model is SmolLM2-135M in float32 with
-the quickstart's LoRA on the quickstart's prompts, the completions are random tokens of unequal lengths.
+JSON file, and exits with 1 if log-probs or gradients differ by more than rounding. The model is SmolLM2-135M in
+float32 with the quickstart's LoRA, on the quickstart's prompts; completions are random tokens of unequal lengths.
 
     forward    log-probs of the completions, by ms-swift and by us
     backward   gradients of the adapter
