@@ -4,6 +4,7 @@ It takes the place of transformers' `sdpa` attention by the interface that trans
 each of the two blocks; without a layout it is that function.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -123,6 +124,10 @@ def _problem(model: PreTrainedModel) -> str | None:
         return "its attention cannot be replaced"
     if model.config._attn_implementation != "sdpa":
         return f"its attention is {model.config._attn_implementation}, and only sdpa can share a prompt"
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        return "it computes the logits of every token"
+    if len({*getattr(model, "hf_device_map", {}).values()}) > 1:
+        return "it is spread over several devices"
     kinds = {*(getattr(config, "layer_types", None) or ["full_attention"])} - {"full_attention"}
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         kinds.add("sliding_attention")

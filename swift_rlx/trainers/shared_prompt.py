@@ -51,9 +51,14 @@ def shared_logprobs(
     return layout.on_grid(torch.cat(logprobs)), entropies
 
 
-def _check_layers(model: nn.Module, layout: PromptLayout) -> None:
+def _config(model: nn.Module) -> Any:
+    """Of the model under all wrappers."""
     config = next(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
-    num_layers = config.get_text_config().num_hidden_layers
+    return config.get_text_config()
+
+
+def _check_layers(model: nn.Module, layout: PromptLayout) -> None:
+    num_layers = _config(model).num_hidden_layers
     if layout.num_attended != num_layers:
         raise ConfigError(
             f"--share_prompt true cannot be used with this model or tuner: {layout.num_attended} of its {num_layers}"
@@ -102,7 +107,7 @@ class SharedPromptMixin:
 
     def _compare_with_plain(self, model: nn.Module) -> None:
         """Refuse a model that mixes tokens in a way that its configuration does not tell."""
-        inputs, batch = probe_batch(len(self.processing_class), self.accelerator.device)
+        inputs, batch = probe_batch(_config(model).vocab_size, self.accelerator.device)
         with evaluating(model), torch.no_grad():
             shared, _ = self._get_per_token_logps_and_entropies_single(model, inputs, batch)
             plain, _ = super()._get_per_token_logps_and_entropies_single(model, dict(inputs), batch)

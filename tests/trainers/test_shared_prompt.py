@@ -219,6 +219,16 @@ def test_another_attention_is_refused() -> None:
         use_shared_attention(model)
 
 
+def test_a_model_on_several_devices_or_with_the_logits_of_all_tokens_is_refused() -> None:
+    spread, whole = model_of("Llama"), model_of("Llama")
+    spread.hf_device_map = {"model.embed_tokens": 0, "model.layers.0": 1}
+    with pytest.raises(ConfigError, match="it is spread over several devices"):
+        use_shared_attention(spread)
+    whole.forward = lambda input_ids, **kwargs: None
+    with pytest.raises(ConfigError, match="it computes the logits of every token"):
+        use_shared_attention(whole)
+
+
 class Stub(SharedPromptMixin, GRPOTrainer):
     """As much of a trainer as looks at a model when the run starts."""
 
@@ -228,7 +238,6 @@ class Stub(SharedPromptMixin, GRPOTrainer):
         self.accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value=kind), device="cpu")
         self.template = SimpleNamespace(padding_free=False, sequence_parallel_size=1)
         self.model_kwarg_keys = ("use_cache", "logits_to_keep")
-        self.processing_class = range(128)
         self._share_prompts()
 
 
