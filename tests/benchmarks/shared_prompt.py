@@ -141,7 +141,8 @@ def measure(
     return medians, {"apart": apart, "ratio": statistics.median(ratios), "ratios": ratios}
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description="What sharing prompts saves in a training step.")
     parser.add_argument("--model", type=Path, default=MODEL, help="a model folder; made if it is not there")
     parser.add_argument("--prompts", type=int, default=4, help="in the batch")
@@ -149,7 +150,11 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=32, help="of the longest completion")
     parser.add_argument("--pairs", type=int, default=5, help="one without and one with each")
     parser.add_argument("--output", type=Path, default=RESULT, help="where the JSON file goes")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
     sys.path.insert(0, str(QUICKSTART))
     import torch
     from prepare_model import prepare
