@@ -1,0 +1,242 @@
+"""Break a training run in every way that days of training do, and count what was trained.
+
+    python tests/chaos/chaos.py [workers trainer servers rewards machine vllm] [--tries N] [--seed N] [--table]
+
+Each part runs the real `swift rlhf --rlhf_type rloo` on a random two-layer llama, with real worker processes,
+checkpoints every few steps and the journal, and first of all once undisturbed. What was trained is counted from lines
+that are written in the training step (`training_witness.py`), on the surviving lineage (`lineage.py`). It prints a
+table and writes results/<part>.json; the exit code is 1 where a sample was lost or doubled, a fault was noticed or
+recovered from too late, or a process, shared memory or a secret was left behind. `vllm` needs the environment that has
+it; the others run in the one that has not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import machine_faults
+import server_faults
+import trainer_faults
+import worker_faults
+from fault_table import FaultRow, table
+from swift_run import SwiftRun, Task
+from tiny_llama import save_tiny_llama
+
+RESULTS = Path(__file__).resolve().parent / "results"
+UNDISTURBED_S = 900.0
+Rows = dict[str, FaultRow]
+
+
+@dataclass
+class Setting:
+    """Of a part: its task, where its runs go, how many tries, and the one source of chance."""
+
+    task: Task
+    folder: Path
+    tries: int
+    chance: random.Random
+    runs: int = 0
+
+    def run(self, task: Task | None = None, **options: object) -> SwiftRun:
+        """The next run, not launched yet."""
+        self.runs += 1
+        return SwiftRun(self.folder / f"run-{self.runs}", task or self.task, **options)  # type: ignore[arg-type]
+
+
+def workers(setting: Setting, rows: Rows) -> None:
+    """Three workers: kills, and one stop for ten of them."""
+    faults = [worker_faults.KILL] * 10 + [worker_faults.STOP]
+    done = 0
+    while done < setting.tries:
+        tries = min(25, setting.tries - done)
+        found = worker_faults.disturbed_run(setting.run(), faults, tries, 2.5, setting.chance, rows)
+        done += found
+        say(f"{done} of {setting.tries} signals to workers")
+
+
+def trainer(setting: Setting, rows: Rows) -> None:
+    """Ten kills a run."""
+    row = rows[trainer_faults.NAME] = FaultRow(trainer_faults.NAME, notice_limit_s=None)
+    while row.tries < setting.tries:
+        tries = min(10, setting.tries - row.tries)
+        trainer_faults.killed_run(setting.run(), tries, 4.0, setting.chance, row)
+        say(f"{row.tries} of {setting.tries} kills of the trainer")
+
+
+def servers(setting: Setting, rows: Rows) -> None:
+    """Each fault so many times, in random order."""
+    other = setting.folder / "other"
+    save_tiny_llama(other, seed=1)
+    faults = list(server_faults.FAULTS) * setting.tries
+    setting.chance.shuffle(faults)
+    while faults:
+        with server_faults.servers_of(setting.task, setting.folder / f"servers-{setting.runs}") as found:
+            variables = {server_faults.VARIABLE: server_faults.SECRET}
+            run = setting.run(options=server_faults.options(found), variables=variables)
+            done = server_faults.broken_run(run, found, faults[:8], other, setting.chance, rows)
+        del faults[:done]
+        say(f"{len(faults)} faults of servers are left")
+
+
+def rewards(setting: Setting, rows: Rows) -> None:
+    """A reward that raises, and one that hangs, on one row."""
+    for _ in range(setting.tries):
+        for fault in machine_faults.REWARDS:
+            machine_faults.reward_run(setting.run, fault, setting.chance, rows)
+
+
+def machine(setting: Setting, rows: Rows) -> None:
+    """The disk is full, for a while or for good; the wall clock jumps."""
+    for _ in range(setting.tries):
+        for kind in (machine_faults.full_disk_run, machine_faults.moved_clock_run):
+            kind(setting.run, setting.chance, rows)
+
+
+def vllm(setting: Setting, rows: Rows) -> None:
+    """Kills of the engine's own core process."""
+    done = 0
+    options = {"rollout_backend": "vllm"}
+    while done < setting.tries:
+        run = setting.run(options=options)
+        tries = min(10, setting.tries - done)
+        done += worker_faults.disturbed_run(
+            run, [worker_faults.KILL_ENGINE], tries, 20.0, setting.chance, rows
+        )
+        say(f"{done} of {setting.tries} kills of vLLM")
+
+
+@dataclass(frozen=True)
+class Part:
+    """`tries`: by default. `task`: its changes."""
+
+    run: Callable[[Setting, Rows], None]
+    tries: int
+    task: dict[str, float]
+
+
+PARTS = {
+    "workers": Part(workers, 220, {"epochs": 16, "step_s": 0.2}),
+    "trainer": Part(trainer, 50, {"epochs": 8, "workers": 2, "step_s": 0.2}),
+    "servers": Part(servers, 4, {"epochs": 20, "step_s": 0.3}),
+    "rewards": Part(rewards, 2, {"workers": 1, "step_s": 0.0}),
+    "machine": Part(machine, 2, {"workers": 1, "step_s": 0.1}),
+    "vllm": Part(vllm, 20, {"epochs": 20, "workers": 2, "step_s": 0.5}),
+}
+
+
+def run_part(name: str, tries: int, seed: int, folder: Path) -> list[FaultRow]:
+    """All of its faults, after a run without any."""
+    part, rows = PARTS[name], {}
+    model = folder / "model"
+    save_model(model, name == "vllm")
+    task = replace(Task(model), **part.task)
+    setting = Setting(task, folder, tries, random.Random(f"{name}/{seed}"))
+    undisturbed(setting, {"rollout_backend": "vllm"} if name == "vllm" else {})
+    part.run(setting, rows)
+    return list(rows.values())
+
+
+def save_model(folder: Path, is_for_vllm: bool) -> None:
+    """A random llama; vLLM's CPU build wants heads of a certain size."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1} if is_for_vllm else {}
+    save_tiny_llama(folder, **sizes)
+
+
+def undisturbed(setting: Setting, options: dict[str, str]) -> None:
+    """The multiset that every disturbed run is held against is what this one trains."""
+    run = setting.run(replace(setting.task, step_s=0.0, epochs=1), options=options)
+    try:
+        run.launch()
+        status = run.wait_end(UNDISTURBED_S)
+    finally:
+        run.end()
+    trained = run.judge()
+    if status or trained.lost or trained.doubled or trained.counts != run.task.expected:
+        raise SystemExit(f"the undisturbed run is not as it must be: {trained}; {run.tail()}")
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"  {time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def write(name: str, seed: int, seconds: float, rows: list[FaultRow]) -> None:
+    """The result as JSON."""
+    RESULTS.mkdir(exist_ok=True)
+    machine = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    result = {
+        "part": name,
+        "seed": seed,
+        "seconds": round(seconds),
+        "machine": machine,
+        "faults": [row.record() for row in rows],
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def merged(folder: Path) -> list[dict[str, Any]]:
+    """The records of all parts whose results are there."""
+    files = [folder / f"{name}.json" for name in PARTS if (folder / f"{name}.json").exists()]
+    return [one for file in files for one in json.loads(file.read_text(encoding="utf-8"))["faults"]]
+
+
+def judged(records: list[dict[str, Any]]) -> int:
+    """Print the table and what was missed; the exit status."""
+    print(table(records))
+    misses = [miss for record in records for miss in record["misses"]]
+    print(*misses, sep="\n")
+    return 1 if misses else 0
+
+
+def chosen(names: list[str]) -> list[str]:
+    """The parts that are asked for; by default those that this environment can run."""
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    return names or [name for name in PARTS if (name == "vllm") == has_vllm]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--tries", type=int, help="kills, or tries of each fault of servers, rewards and machine"
+    )
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--keep", type=Path, help="a folder for the runs, which stay there")
+    parser.add_argument("--table", action="store_true", help="run nothing, show the results that are there")
+    options = parser.parse_args()
+    if unknown := [name for name in options.parts if name not in PARTS]:
+        parser.error(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    if options.table:
+        return judged(merged(RESULTS))
+    records = []
+    for name in chosen(options.parts):
+        print(f"{name}, random seed {options.seed}:", flush=True)
+        begin_s = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+            folder = (options.keep or Path(temporary)) / name
+            rows = run_part(name, options.tries or PARTS[name].tries, options.seed, folder)
+        write(name, options.seed, time.monotonic() - begin_s, rows)
+        records += [row.record() for row in rows]
+    return judged(records)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
