@@ -66,7 +66,7 @@ bench: environment-test
 		echo "== $$script"; $(TEST)/python $$script || exit 1; done
 
 CHAOS_PARTS := $(or $(NAME),workers trainer servers rewards machine vllm)
-CHAOS := tests/chaos/chaos.py $(if $(KILLS),--tries $(KILLS)) $(if $(SEED),--seed $(SEED))
+CHAOS := tests/chaos/chaos.py $(if $(KILLS),--tries $(KILLS)) $(if $(SEED),--seed $(SEED)) $(if $(ADD),--add)
 chaos: environment-test $(if $(filter vllm,$(CHAOS_PARTS)),environment-test-vllm)
 	@status=0; for part in $(CHAOS_PARTS); do \
 		if [ $$part = vllm ]; then bin=$(TEST_VLLM); else bin=$(TEST); fi; \

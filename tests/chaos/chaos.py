@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -32,7 +31,7 @@ import machine_faults
 import server_faults
 import trainer_faults
 import worker_faults
-from fault_table import FaultRow, table
+from fault_table import FaultRow, joined, read_rows, table
 from swift_run import SwiftRun, Task
 from tiny_llama import save_tiny_llama
 
@@ -58,14 +57,13 @@ class Setting:
 
 
 def workers(setting: Setting, rows: Rows) -> None:
-    """Three workers: kills, and one stop for ten of them."""
+    """Three workers: so many kills, and about one stop for ten of them."""
     faults = [worker_faults.KILL] * 10 + [worker_faults.STOP]
-    done = 0
-    while done < setting.tries:
-        tries = min(25, setting.tries - done)
-        found = worker_faults.disturbed_run(setting.run(), faults, tries, 2.5, setting.chance, rows)
-        done += found
-        say(f"{done} of {setting.tries} signals to workers")
+    row = rows[worker_faults.KILL.name] = FaultRow(worker_faults.KILL.name)
+    while row.tries < setting.tries:
+        tries = min(25, setting.tries - row.tries)
+        worker_faults.disturbed_run(setting.run(), faults, tries, 2.0, setting.chance, rows)
+        say(f"{row.tries} of {setting.tries} kills of workers")
 
 
 def trainer(setting: Setting, rows: Rows) -> None:
@@ -129,7 +127,7 @@ class Part:
 
 
 PARTS = {
-    "workers": Part(workers, 220, {"epochs": 16, "step_s": 0.2}),
+    "workers": Part(workers, 200, {"epochs": 16, "step_s": 0.2}),
     "trainer": Part(trainer, 50, {"epochs": 8, "workers": 2, "step_s": 0.2}),
     "servers": Part(servers, 4, {"epochs": 20, "step_s": 0.3}),
     "rewards": Part(rewards, 2, {"workers": 1, "step_s": 0.0}),
@@ -174,34 +172,39 @@ def say(text: str) -> None:
     print(f"  {time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-def write(name: str, seed: int, seconds: float, rows: list[FaultRow]) -> None:
-    """The result as JSON."""
-    RESULTS.mkdir(exist_ok=True)
+def write(file: Path, seeds: list[int], seconds: float, rows: list[FaultRow]) -> None:
+    """The result of a part as JSON."""
+    file.parent.mkdir(exist_ok=True)
     machine = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    result = {
-        "part": name,
-        "seed": seed,
-        "seconds": round(seconds),
-        "machine": machine,
-        "faults": [row.record() for row in rows],
-    }
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    faults = [row.record() for row in rows]
+    result = {"seeds": seeds, "seconds": round(seconds), "machine": machine, "faults": faults}
+    file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def merged(folder: Path) -> list[dict[str, Any]]:
-    """The records of all parts whose results are there."""
-    files = [folder / f"{name}.json" for name in PARTS if (folder / f"{name}.json").exists()]
-    return [one for file in files for one in json.loads(file.read_text(encoding="utf-8"))["faults"]]
+def run_and_write(name: str, options: argparse.Namespace) -> list[FaultRow]:
+    """A part; with --add its result is that of both."""
+    print(f"{name}, random seed {options.seed}:", flush=True)
+    file, begin_s = RESULTS / f"{name}.json", time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+        folder = (options.keep or Path(temporary)) / name
+        rows = run_part(name, options.tries or PARTS[name].tries, options.seed, folder)
+    seeds, seconds = [options.seed], time.monotonic() - begin_s
+    if options.add and file.exists():
+        earlier = json.loads(file.read_text(encoding="utf-8"))
+        seeds, seconds = earlier["seeds"] + seeds, earlier["seconds"] + seconds
+        rows = joined(read_rows(file), rows)
+    write(file, seeds, seconds, rows)
+    return rows
 
 
-def judged(records: list[dict[str, Any]]) -> int:
+def judged(rows: list[FaultRow]) -> int:
     """Print the table and what was missed; the exit status."""
-    print(table(records))
-    misses = [miss for record in records for miss in record["misses"]]
+    print(table(rows))
+    misses = [miss for row in rows for miss in row.misses()]
     print(*misses, sep="\n")
     return 1 if misses else 0
 
@@ -219,23 +222,15 @@ def main() -> int:
         "--tries", type=int, help="kills, or tries of each fault of servers, rewards and machine"
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--add", action="store_true", help="to the result that is there")
     parser.add_argument("--keep", type=Path, help="a folder for the runs, which stay there")
     parser.add_argument("--table", action="store_true", help="run nothing, show the results that are there")
     options = parser.parse_args()
     if unknown := [name for name in options.parts if name not in PARTS]:
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
     if options.table:
-        return judged(merged(RESULTS))
-    records = []
-    for name in chosen(options.parts):
-        print(f"{name}, random seed {options.seed}:", flush=True)
-        begin_s = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
-            folder = (options.keep or Path(temporary)) / name
-            rows = run_part(name, options.tries or PARTS[name].tries, options.seed, folder)
-        write(name, options.seed, time.monotonic() - begin_s, rows)
-        records += [row.record() for row in rows]
-    return judged(records)
+        return judged([row for name in PARTS for row in read_rows(RESULTS / f"{name}.json")])
+    return judged([row for name in chosen(options.parts) for row in run_and_write(name, options)])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lineage import Trained
@@ -10,6 +12,8 @@ from lineage import Trained
 NOTICE_S = 2.0
 """Of a kill."""
 RECOVERY_S = 60.0
+MAX_STALENESS = 2
+"""Optimizer steps: the default of --max_staleness."""
 HEADINGS = (
     ("fault", 34),
     ("tries", 6),
@@ -20,6 +24,8 @@ HEADINGS = (
     ("doubled", 8),
     ("tokens twice", 13),
 )
+TIMES = ("noticed_s", "recovered_s")
+FIXED = ("fault", "notice_limit_s")
 
 
 @dataclass
@@ -51,6 +57,10 @@ class FaultRow:
         self.repeated_tokens += trained.repeated_tokens
         if trained.steps != steps:
             self.wrong.append(f"a run trained {trained.steps} steps in the place of {steps}")
+        if trained.oldest > MAX_STALENESS:
+            self.wrong.append(
+                f"a token trained at a staleness of {trained.oldest}, {MAX_STALENESS} is the bound"
+            )
         if trained.replayed_otherwise:
             self.wrong.append(f"{trained.replayed_otherwise} batches came back from the journal as others")
 
@@ -70,41 +80,58 @@ class FaultRow:
         return found
 
     def record(self) -> dict[str, Any]:
-        """For the JSON file."""
-        return {
-            "fault": self.fault,
-            "runs": self.runs,
-            "tries": self.tries,
-            "mid_answer": self.mid_answer,
-            "noticed": _times(self.noticed_s, self.notice_limit_s),
-            "recovered": _times(self.recovered_s, RECOVERY_S),
-            "samples_lost": self.lost,
-            "samples_doubled": self.doubled,
-            "tokens_generated_twice": self.repeated_tokens,
-            "notes": self.notes,
-            "misses": self.misses(),
-        }
+        """For the JSON file: all that is needed to go on from it, times as words, and what was missed."""
+        times = {name: " ".join(f"{time:.2f}" for time in sorted(getattr(self, name))) for name in TIMES}
+        return asdict(self) | times | {"misses": self.misses()}
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> FaultRow:
+        """The row of a record."""
+        times = {name: [float(word) for word in record[name].split()] for name in TIMES}
+        return cls(**{name: value for name, value in record.items() if name != "misses"} | times)
+
+    def plus(self, other: FaultRow) -> FaultRow:
+        """The tries of both, of one fault."""
+        own = asdict(self)
+        summed = {name: own[name] + value for name, value in asdict(other).items() if name not in FIXED}
+        return replace(self, **summed)
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """As text, from what `FaultRow.record` gives; times are the largest."""
+def read_rows(file: Path) -> list[FaultRow]:
+    """Of a part's result; none where it is not there."""
+    if not file.exists():
+        return []
+    return [FaultRow.of(record) for record in json.loads(file.read_text(encoding="utf-8"))["faults"]]
+
+
+def joined(earlier: list[FaultRow], later: list[FaultRow]) -> list[FaultRow]:
+    """Both, fault by fault."""
+    rows = {row.fault: row for row in earlier}
+    for row in later:
+        rows[row.fault] = rows[row.fault].plus(row) if row.fault in rows else row
+    return list(rows.values())
+
+
+def table(rows: list[FaultRow]) -> str:
+    """As text; times are the largest."""
     lines = ["".join(_cell(name, width) for name, width in HEADINGS)]
-    for record in records:
-        cells = zip(_cells(record), HEADINGS, strict=True)
+    for row in rows:
+        cells = zip(_cells(row), HEADINGS, strict=True)
         lines.append("".join(_cell(cell, width) for cell, (_, width) in cells))
-        lines += [f"    {note}" for note in record["notes"]]
+        lines += [f"    {note}" for note in row.notes]
     return "\n".join(lines)
 
 
-def _cells(record: dict[str, Any]) -> list[str]:
-    counts = ("samples_lost", "samples_doubled", "tokens_generated_twice")
+def _cells(row: FaultRow) -> list[str]:
     return [
-        record["fault"],
-        str(record["tries"]),
-        str(record["mid_answer"]),
-        _largest(record["noticed"]),
-        _largest(record["recovered"]),
-        *(str(record[name]) for name in counts),
+        row.fault,
+        str(row.tries),
+        str(row.mid_answer),
+        _largest(row.noticed_s),
+        _largest(row.recovered_s),
+        str(row.lost),
+        str(row.doubled),
+        str(row.repeated_tokens),
     ]
 
 
@@ -112,15 +139,5 @@ def _cell(text: str, width: int) -> str:
     return text.ljust(width) if width == HEADINGS[0][1] else text.rjust(width)
 
 
-def _largest(times: dict[str, Any]) -> str:
-    return f"{times['max_s']:.2f}" if times["seen"] else "-"
-
-
-def _times(times: list[float], limit_s: float | None) -> dict[str, Any]:
-    ordered = sorted(times)
-    return {
-        "seen": len(ordered),
-        "median_s": round(ordered[len(ordered) // 2], 3) if ordered else None,
-        "max_s": round(ordered[-1], 3) if ordered else None,
-        "limit_s": limit_s,
-    }
+def _largest(times: list[float]) -> str:
+    return f"{max(times):.2f}" if times else "-"

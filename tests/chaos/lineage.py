@@ -28,6 +28,8 @@ class Trained:
     was killed, as of its last micro-batch."""
     replayed_otherwise: int
     """Batches that an earlier start had trained on, and a later one trained on as something else."""
+    oldest: int
+    """Optimizer steps: the largest staleness of a token in the loss."""
     counts: Counter[int]
     """Samples by prompt."""
 
@@ -90,5 +92,6 @@ def judge(lines: list[dict[str, Any]], expected: Counter[int]) -> Trained:
         tokens=sum(row["tokens"] for line in lineage for row in line["rows"]),
         repeated_tokens=ends[-1]["repeated"] + sum(end["unfinished"] for end in ends[:-1]) if ends else 0,
         replayed_otherwise=replayed_otherwise(lines),
+        oldest=max((line["oldest"] for line in lineage), default=0),
         counts=counts,
     )

@@ -8,7 +8,7 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fault_table import RECOVERY_S, FaultRow
@@ -17,9 +17,10 @@ from worker_faults import END_S, START_S
 
 NewRun = Callable[..., SwiftRun]
 DISK = "8m"
-FULL_S = 8.0
+FULL_S = 5.0
 """How long the disk is full; the journal asks it for half a minute."""
 HOUR_S = 3600
+FOR_A_WHILE, FOR_GOOD = "disk full for a while", "disk full for good"
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class RewardFault:
     name: str
     kind: str
     unscored: int
+    options: dict[str, int] = field(default_factory=dict)
 
 
 REWARDS = (
     RewardFault("reward raises on a row", "raise", unscored=1),
-    RewardFault("reward hangs on a row", "hang", unscored=4),
+    RewardFault("reward hangs on a row", "hang", unscored=4, options={"reward_timeout_s": 5}),
 )
 
 
@@ -44,7 +46,8 @@ def reward_run(new_run: NewRun, fault: RewardFault, chance: random.Random, rows:
             "external_plugins": [str(HERE / "reward_faults.py")],
             "reward_funcs": ["fails_on_a_row"],
             "reward_on_error": "none",
-        },
+        }
+        | fault.options,
         variables={"CHAOS_REWARD": fault.kind, "CHAOS_ROW": ""},
     )
     run.variables["CHAOS_ROW"] = str(chance.randrange(run.task.prompts))
@@ -108,41 +111,61 @@ def fill(place: Path) -> Path:
 
 
 def full_disk_run(new_run: NewRun, chance: random.Random, rows: dict[str, FaultRow]) -> None:
-    """The output directory's disk is full for a while, between checkpoints; then for good."""
-    for name, is_for_good in (("disk full for a while", False), ("disk full for good", True)):
-        row = rows.setdefault(name, FaultRow(name, notice_limit_s=None))
-        row.tries += 1
-        run = new_run(options={"save_steps": 1000, "save_on_each_node": False} if not is_for_good else {})
-        with small_disk(run.output):
-            _on_a_full_disk(run, is_for_good, chance, row)
+    """The disk of the output directory is full: between two checkpoints, when only the journal writes; and for good.
+
+    ms-swift's own log and its checkpoints need room and end the run without it.
+    """
+    row = rows.setdefault(FOR_A_WHILE, FaultRow(FOR_A_WHILE, notice_limit_s=None))
+    run = new_run(options={"save_steps": 10, "logging_steps": 1000})
+    run.task = replace(run.task, step_s=1.0)  # a checkpoint is further away than the disk is full
+    with small_disk(run.output):
+        _full_for_a_while(run, chance, row)
+    row = rows.setdefault(FOR_GOOD, FaultRow(FOR_GOOD, notice_limit_s=None))
+    run = new_run()
+    with small_disk(run.output):
+        _full_for_good(run, chance, row)
 
 
-def _on_a_full_disk(run: SwiftRun, is_for_good: bool, chance: random.Random, row: FaultRow) -> None:
-    seen: dict[str, float] = {}
+def _full_for_a_while(run: SwiftRun, chance: random.Random, row: FaultRow) -> None:
+    free_s = 0.0
 
     def full() -> None:
-        time.sleep(chance.uniform(0.5, 3.0))
+        nonlocal free_s
+        assert run.wait(run.newest_checkpoint, START_S), f"it makes no checkpoint; {run.tail()}"
+        time.sleep(chance.uniform(0.0, 1.0))
         filler = fill(run.output)
-        seen["full"] = time.monotonic()
-        if not is_for_good:
-            time.sleep(FULL_S)
-            filler.unlink()
-            seen["free"] = time.monotonic()
-        else:
-            run.wait(lambda: False, RECOVERY_S)
-            seen["end"] = time.monotonic()
+        time.sleep(FULL_S)
+        filler.unlink()
+        free_s = time.monotonic()
 
+    row.tries += 1
     status = _run_to_its_end(run, full, row)
-    if is_for_good:
-        row.recovered_s.append(seen["end"] - seen["full"])
-        if status == 0 or "No space left on device" not in run.tail(20_000):
-            row.wrong.append(f"the run does not end with the words of the disk; {run.tail()}")
-        return
-    later = [line["at_s"] for line in run.trained() if line["at_s"] > seen["free"]]
-    row.recovered_s += [at_s - seen["free"] for at_s in later[:1]]
+    row.recovered_s += [line["at_s"] - free_s for line in run.trained() if line["at_s"] > free_s][:1]
     row.add(run.judge(), run.task.steps)
     if status != 0:
         row.wrong.append(f"a run ended with status {status}; {run.tail()}")
+    if "the journal tries it again" not in run.log.read_text(errors="replace"):
+        row.wrong.append("the journal did not meet the full disk")
+
+
+def _full_for_good(run: SwiftRun, chance: random.Random, row: FaultRow) -> None:
+    took_s = 0.0
+
+    def full() -> None:
+        nonlocal took_s
+        time.sleep(chance.uniform(0.5, 3.0))
+        fill(run.output)
+        full_s = time.monotonic()
+        run.wait(lambda: False, 2 * RECOVERY_S)
+        took_s = time.monotonic() - full_s
+
+    row.tries += 1
+    row.runs += 1
+    status = _run_to_its_end(run, full, row)
+    row.recovered_s.append(took_s)
+    row.notes.append("it ends with the error of the system")
+    if status in (0, None) or "No space left on device" not in run.tail(20_000):
+        row.wrong.append(f"the run does not end with the words of the system; {run.tail()}")
 
 
 # --- clock -----------------------------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-from chaos import merged
-from fault_table import FaultRow, table
-from leftovers import MARK, Traces, processes_of
+from fault_table import FaultRow, joined, read_rows, table
+from leftovers import MARK, Traces
 from lineage import judge, read_lines, samples_of, surviving
 
 
@@ -19,7 +21,7 @@ def line(
 ) -> dict[str, Any]:
     """A micro-batch with two samples of each prompt."""
     rows = [{"prompt": one, "ids": 10 * one + copy, "tokens": tokens} for one in prompts for copy in (0, 1)]
-    known = {"repeated": 0, "unfinished": 0}
+    known = {"repeated": 0, "unfinished": 0, "oldest": step}
     return {"life": life, "step": step, "batch": batch or f"batch {prompts}", "rows": rows, **known, **more}
 
 
@@ -28,7 +30,7 @@ EXPECTED = Counter({0: 2, 1: 2, 2: 2})
 
 def test_a_run_without_a_break_trains_what_it_has_to() -> None:
     trained = judge([line(1, 0, 2), line(1, 1, 0), line(1, 2, 1, repeated=7)], EXPECTED)
-    assert (trained.lost, trained.doubled, trained.steps, trained.tokens) == (0, 0, 3, 30)
+    assert (trained.lost, trained.doubled, trained.steps, trained.tokens, trained.oldest) == (0, 0, 3, 30, 2)
     assert (trained.repeated_tokens, trained.replayed_otherwise) == (7, 0)
 
 
@@ -82,43 +84,56 @@ def test_every_bar_that_is_missed_is_named() -> None:
 
 
 def test_the_table_has_a_line_for_each_fault() -> None:
-    shown = table([FaultRow("kill", tries=3, noticed_s=[0.1, 0.25], notes=["a note"]).record()]).splitlines()
+    shown = table([FaultRow("kill", tries=3, noticed_s=[0.1, 0.25], notes=["a note"])]).splitlines()
     assert len(shown) == 3
     assert shown[1].split() == ["kill", "3", "0", "0.25", "-", "0", "0", "0"]
     assert shown[2].strip() == "a note"
 
 
-def test_results_of_parts_are_put_together(tmp_path: Path) -> None:
-    for name in ("trainer", "workers"):
-        faults = [FaultRow(f"kill of {name}", tries=1).record()]
-        (tmp_path / f"{name}.json").write_text(json.dumps({"faults": faults}), encoding="utf-8")
-    assert [one["fault"] for one in merged(tmp_path)] == ["kill of workers", "kill of trainer"]
+def test_a_result_can_be_added_to(tmp_path: Path) -> None:
+    first = FaultRow("kill", None, tries=2, noticed_s=[0.5, 0.25], lost=1, wrong=["x"], runs=1)
+    (tmp_path / "part.json").write_text(json.dumps({"faults": [first.record()]}), encoding="utf-8")
+    more = [
+        FaultRow("stop", tries=1),
+        FaultRow("kill", None, tries=3, noticed_s=[0.1], recovered_s=[9.0], runs=1),
+    ]
+    kill, stop = joined(read_rows(tmp_path / "part.json"), more)
+    assert (kill.tries, kill.noticed_s, kill.recovered_s) == (5, [0.25, 0.5, 0.1], [9.0])
+    assert (kill.lost, kill.wrong, kill.runs, kill.notice_limit_s) == (1, ["x"], 2, None)
+    assert stop.tries == 1
+    assert read_rows(tmp_path / "none.json") == []
 
 
-def test_what_a_run_leaves_behind_is_found_by_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-    import sys
+RETITLED = """
+import subprocess
+from multiprocessing import resource_tracker, shared_memory
 
-    monkeypatch.setenv(MARK, "a mark of this test")
-    code = (
-        "from multiprocessing import shared_memory, resource_tracker\n"
-        "resource_tracker.register = lambda *a: None\n"
-        "kept = shared_memory.SharedMemory(create=True, size=4096)\n"
-        "print(kept.name, flush=True); input()"
-    )
-    words = [sys.executable, "-c", code]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        segment = Path("/dev/shm", child.stdout.readline().strip())
-        traces = Traces("a mark of this test")
-        try:
-            assert traces.look().keys() == {child.pid}
-            assert len(traces.left(0.0)) == 2
-        finally:
-            child.kill()
-    try:
-        assert traces.left(0.0) == [str(segment)]
-        assert processes_of("a mark of this test") == {}
-    finally:
-        segment.unlink()
-    assert traces.left(0.0) == []
+resource_tracker.register = lambda *a: None
+kept = shared_memory.SharedMemory(create=True, size=4096)
+child = subprocess.Popen(["sleep", "600"], env={})
+print(kept.name, child.pid, flush=True)
+input()
+"""
+
+
+def test_what_a_run_leaves_behind_is_found_by_its_mark_and_by_its_session() -> None:
+    traces = Traces("of this test")
+    words, environment = [sys.executable, "-c", RETITLED], os.environ | {MARK: traces.mark}
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as run:
+        assert run.stdout is not None
+        name, unmarked = run.stdout.readline().split()
+        segment = Path("/dev/shm", name)
+        assert traces.look().keys() == {run.pid, int(unmarked)}
+        assert len(traces.left(0.0)) == 3
+        run.kill()
+    assert traces.left(0.0) == [f"process {unmarked}: sleep 600 ", str(segment)]
+    os.kill(int(unmarked), signal.SIGKILL)
+    segment.unlink()
+    assert traces.left() == []

@@ -48,7 +48,8 @@ def note(event: str, **facts: Any) -> None:
 def micro_batch(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """What the loss is about to be made of."""
     batch, ids = inputs["grpo_batch"], inputs["model_inputs"]["input_ids"]
-    tokens = (batch.completion_mask.bool() & batch.loss_mask.bool()).sum(1).tolist()
+    in_loss = batch.completion_mask.bool() & batch.loss_mask.bool()
+    tokens, ages = in_loss.sum(1).tolist(), batch.staleness[in_loss]
     rows = []
     for row, count in zip(ids, tokens, strict=True):
         found = PROMPT.search(trainer.template.tokenizer.decode(row))
@@ -60,6 +61,7 @@ def micro_batch(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         "step": trainer.state.global_step,
         "incarnation": trainer.policy_version.incarnation,
         "rows": rows,
+        "oldest": int(ages.max()) if len(ages) else 0,
         "batch": hashlib.sha256(picked).hexdigest(),
         **asyncio.run_coroutine_threadsafe(
             tokens_of(trainer.pipeline.thread), trainer.pipeline.thread.loop

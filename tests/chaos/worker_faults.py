@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fault_table import FaultRow
-from leftovers import processes_of
+from leftovers import session_of
 from swift_run import SwiftRun
 
 START_S = 240.0
@@ -32,13 +32,13 @@ class Fault:
     name: str
     number: signal.Signals = signal.SIGKILL
     notice_limit_s: float = 2.0
-    victim: Callable[[int, str], int | None] = lambda pid, mark: pid
+    victim: Callable[[int, SwiftRun], int | None] = lambda pid, run: pid
 
 
-def engine_child(pid: int, mark: str) -> int | None:
+def engine_child(pid: int, run: SwiftRun) -> int | None:
     """The core process of the vLLM engine in that worker."""
-    for child, words in processes_of(mark).items():
-        if "EngineCore" in words[0] and os.getsid(child) == os.getsid(pid):
+    for child, words in run.traces.processes().items():
+        if words[0].startswith("VLLM::EngineCore") and session_of(child) == session_of(pid):
             return child
     return None
 
@@ -70,7 +70,7 @@ class Disturbance:
 
     def _strike(self, fault: Fault, name: str, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if (victim := fault.victim(pid, self.run.mark)) is not None:
+            if (victim := fault.victim(pid, self.run)) is not None:
                 os.kill(victim, fault.number)
                 self.done.append((fault, name, pid, time.monotonic()))
 
