@@ -34,6 +34,7 @@ import worker_faults
 from fault_table import FaultRow, joined, read_rows, table
 from swift_run import SwiftRun, Task
 from tiny_llama import save_tiny_llama
+from worker_faults import Disturbance
 
 RESULTS = Path(__file__).resolve().parent / "results"
 UNDISTURBED_S = 900.0
@@ -62,7 +63,7 @@ def workers(setting: Setting, rows: Rows) -> None:
     row = rows[worker_faults.KILL.name] = FaultRow(worker_faults.KILL.name)
     while row.tries < setting.tries:
         tries = min(25, setting.tries - row.tries)
-        worker_faults.disturbed_run(setting.run(), faults, tries, 2.0, setting.chance, rows)
+        Disturbance(setting.run(), setting.chance, gap_s=2.0).live(faults, tries, rows)
         say(f"{row.tries} of {setting.tries} kills of workers")
 
 
@@ -85,7 +86,7 @@ def servers(setting: Setting, rows: Rows) -> None:
         with server_faults.servers_of(setting.task, setting.folder / f"servers-{setting.runs}") as found:
             variables = {server_faults.VARIABLE: server_faults.SECRET}
             run = setting.run(options=server_faults.options(found), variables=variables)
-            done = server_faults.broken_run(run, found, faults[:8], other, setting.chance, rows)
+            done = server_faults.Breaking(run, found, other, setting.chance).live(faults[:8], rows)
         del faults[:done]
         say(f"{len(faults)} faults of servers are left")
 
@@ -111,9 +112,7 @@ def vllm(setting: Setting, rows: Rows) -> None:
     while done < setting.tries:
         run = setting.run(options=options)
         tries = min(10, setting.tries - done)
-        done += worker_faults.disturbed_run(
-            run, [worker_faults.KILL_ENGINE], tries, 20.0, setting.chance, rows
-        )
+        done += Disturbance(run, setting.chance, gap_s=20.0).live([worker_faults.KILL_ENGINE], tries, rows)
         say(f"{done} of {setting.tries} kills of vLLM")
 
 

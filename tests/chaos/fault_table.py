@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lineage import Trained
+
+if TYPE_CHECKING:
+    from swift_run import SwiftRun
 
 NOTICE_S = 2.0
 """Of a kill."""
@@ -63,6 +66,18 @@ class FaultRow:
             )
         if trained.replayed_otherwise:
             self.wrong.append(f"{trained.replayed_otherwise} batches came back from the journal as others")
+
+    def conclude(self, run: SwiftRun, status: int) -> None:
+        """A run with these tries has ended: as it should, with all that it had to train, and with nothing left."""
+        self.add(run.judge(), run.task.steps)
+        if status != 0:
+            self.wrong.append(f"a run ended with status {status}; {run.tail()}")
+        self.note_leftovers(run)
+
+    def note_leftovers(self, run: SwiftRun) -> None:
+        """What an ended run left behind, and where it wrote the key."""
+        self.wrong += [f"left behind: {what}" for what in run.traces.left()]
+        self.wrong += [f"the servers' key stands in {path}" for path in run.secrets_found()]
 
     def misses(self) -> list[str]:
         """What is not as it must be."""

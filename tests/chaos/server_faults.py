@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,80 +109,70 @@ def options(servers: list[ServerProcess]) -> dict[str, Any]:
     }
 
 
-def broken_run(
-    run: SwiftRun,
-    servers: list[ServerProcess],
-    faults: list[ServerFault],
-    other_model: Path,
-    chance: random.Random,
-    rows: dict[str, FaultRow],
-    hold_s: float | None = None,
-) -> int:
-    """One run in which these faults happen one after the other; how many did before it ended.
+@dataclass
+class Breaking:
+    """Breaks the two servers of a run. `other_model`: what one of them may come back with."""
 
-    `hold_s`: how long a server stays broken, in the place of what the fault says; then nobody judges its share.
-    """
-    done = 0
-    try:
-        run.launch()
-        assert run.wait(run.has_trained, START_S), f"it does not train; {run.tail()}"
-        for planned in faults:
-            fault = planned if hold_s is None else replace(planned, hold_s=hold_s, is_judged_by_share=False)
-            time.sleep(chance.uniform(0.2, 2.0))
-            if run.status is not None:
-                break
-            row = rows.setdefault(fault.name, FaultRow(fault.name, fault.notice_limit_s))
-            _break(run, chance.choice(servers), fault, other_model, row, servers)
-            done += 1
-        status = run.wait_end(END_S)
-    finally:
-        run.end()
-    row = rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s))
-    row.add(run.judge(), run.task.steps)
-    if status != 0:
-        row.wrong.append(f"a run ended with status {status}; {run.tail()}")
-    row.wrong += [f"left behind: {what}" for what in run.traces.left()]
-    row.wrong += [f"the servers' key stands in {path}" for path in run.secrets_found()]
-    return done
+    run: SwiftRun
+    servers: list[ServerProcess]
+    other_model: Path
+    chance: random.Random
 
+    def live(self, faults: list[ServerFault], rows: dict[str, FaultRow]) -> int:
+        """The run, in which these faults happen one after the other; how many did before it ended."""
+        run, done = self.run, 0
+        try:
+            run.launch()
+            assert run.wait(run.has_trained, START_S), f"it does not train; {run.tail()}"
+            for fault in faults:
+                time.sleep(self.chance.uniform(0.2, 2.0))
+                if run.status is not None:
+                    break
+                row = rows.setdefault(fault.name, FaultRow(fault.name, fault.notice_limit_s))
+                self._break(self.chance.choice(self.servers), fault, row)
+                done += 1
+            status = run.wait_end(END_S)
+        finally:
+            run.end()
+        rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s)).conclude(
+            run, status
+        )
+        return done
 
-def _break(
-    run: SwiftRun,
-    server: ServerProcess,
-    fault: ServerFault,
-    other_model: Path,
-    row: FaultRow,
-    servers: list[ServerProcess],
-) -> None:
-    """Break it, see that this is noticed, make it well, and wait until it answers again."""
-    begin_s = time.monotonic()
-    if fault.kind:
-        server.breaks(fault.kind)
-    else:
-        server.restart(other_model if fault.is_other_model else run.task.model)
-    row.tries += 1
-    if run.wait(lambda: run.events("out", begin_s, worker=server.url), BACK_S):
-        row.noticed_s.append(run.events("out", begin_s, worker=server.url)[0]["at_s"] - begin_s)
-    time.sleep(max(0.0, begin_s + fault.hold_s * bool(fault.kind) - time.monotonic()))
-    well_s = time.monotonic()
-    server.breaks("")
-    if fault.is_judged_by_share:
-        _judge_share(servers, server, begin_s + 1.0, well_s, row)
-    since_s = well_s if fault.kind else begin_s
-    if run.wait(lambda: run.events("answered", since_s, worker=server.url), BACK_S):
-        row.recovered_s.append(run.events("answered", since_s, worker=server.url)[0]["at_s"] - since_s)
-    elif run.status is None:
-        row.wrong.append(f"{server.url} has not answered again within {BACK_S:g} s")
+    def _break(self, server: ServerProcess, fault: ServerFault, row: FaultRow) -> None:
+        """Break it, see that this is noticed, make it well, and wait until it answers again."""
+        run, begin_s = self.run, time.monotonic()
+        row.tries += 1
+        if fault.kind:
+            server.breaks(fault.kind)
+        else:
+            server.restart(self.other_model if fault.is_other_model else run.task.model)
+        if (out_s := self._wait_for("out", begin_s, server)) is not None:
+            row.noticed_s.append(out_s - begin_s)
+        well_s = begin_s
+        if fault.kind:
+            time.sleep(max(0.0, begin_s + fault.hold_s - time.monotonic()))
+            well_s = time.monotonic()
+            server.breaks("")
+            if fault.is_judged_by_share:
+                self._judge_share(server, begin_s + 1.0, well_s, row)
+        if (answered_s := self._wait_for("answered", well_s, server)) is not None:
+            row.recovered_s.append(answered_s - well_s)
+        elif run.status is None:
+            row.wrong.append(f"{server.url} has not answered again within {BACK_S:g} s")
 
+    def _wait_for(self, event: str, since_s: float, server: ServerProcess) -> float | None:
+        """When it happened; None: the run ended, or the time was over, before."""
+        self.run.wait(lambda: self.run.events(event, since_s, worker=server.url), BACK_S)
+        found = self.run.events(event, since_s, worker=server.url)
+        return found[0]["at_s"] if found else None
 
-def _judge_share(
-    servers: list[ServerProcess], broken: ServerProcess, begin_s: float, end_s: float, row: FaultRow
-) -> None:
-    counts = {
-        server: sum(begin_s <= line["at_s"] <= end_s for line in read_lines(server.requests))
-        for server in servers
-    }
-    share = counts[broken] / max(sum(counts.values()), 1)
-    row.notes.append(f"after its first second it got {counts[broken]} of {sum(counts.values())} requests")
-    if share >= MAX_SHARE and counts[broken] > 2:
-        row.wrong.append(f"a server that fails at once got {share:.1%} of the requests")
+    def _judge_share(self, broken: ServerProcess, begin_s: float, end_s: float, row: FaultRow) -> None:
+        counts = {
+            server: sum(begin_s <= line["at_s"] <= end_s for line in read_lines(server.requests))
+            for server in self.servers
+        }
+        share = counts[broken] / max(sum(counts.values()), 1)
+        row.notes.append(f"after its first second it got {counts[broken]} of {sum(counts.values())} requests")
+        if share >= MAX_SHARE:
+            row.wrong.append(f"a server that fails at once got {share:.1%} of the requests")

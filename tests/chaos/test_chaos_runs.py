@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fault_table import FaultRow
-from server_faults import FAULTS, SECRET, VARIABLE, broken_run, options, servers_of
+from server_faults import FAULTS, SECRET, VARIABLE, Breaking, options, servers_of
 from swift_run import SwiftRun, Task
 from tiny_llama import save_tiny_llama
 from trainer_faults import NAME, killed_run
-from worker_faults import KILL, disturbed_run
+from worker_faults import KILL, Disturbance
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SEED = 4
@@ -36,7 +37,7 @@ def test_workers_that_are_killed_at_random_moments_cost_no_sample(
     tiny_model: Path, tmp_path: Path, rows: dict[str, FaultRow]
 ) -> None:
     run = SwiftRun(tmp_path / "run", Task(tiny_model, epochs=4, step_s=0.3))
-    kills = disturbed_run(run, [KILL], KILLS_OF_WORKERS, 1.5, random.Random(SEED), rows)
+    kills = Disturbance(run, random.Random(SEED), gap_s=1.5).live([KILL], KILLS_OF_WORKERS, rows)
     assert kills >= KILLS_OF_WORKERS / 2, "the run ends when its prompts do"
     assert len(rows[KILL.name].noticed_s) >= kills - 1
 
@@ -56,7 +57,7 @@ def test_a_run_on_two_servers_outlives_all_that_they_can_do(
     other = tmp_path / "other"
     save_tiny_llama(other, seed=1)
     task = Task(tiny_model, epochs=6, step_s=0.3)
-    quick = [fault for fault in FAULTS if fault.kind != "hang"]
+    quick = [replace(fault, hold_s=2.0, is_judged_by_share=False) for fault in FAULTS if fault.kind != "hang"]
     with servers_of(task, tmp_path / "servers") as servers:
         run = SwiftRun(tmp_path / "run", task, options(servers), {VARIABLE: SECRET})
-        assert broken_run(run, servers, quick, other, random.Random(SEED), rows, hold_s=2.0) >= 4
+        assert Breaking(run, servers, other, random.Random(SEED)).live(quick, rows) >= 4

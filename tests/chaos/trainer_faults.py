@@ -27,17 +27,14 @@ def killed_run(run: SwiftRun, tries: int, life_s: float, chance: random.Random, 
             if not run.kill_trainer():
                 continue  # the command has not come that far
             kills += 1
-            row.wrong += [f"left behind after kill {kills}: {what}" for what in run.traces.left()]
+            row.note_leftovers(run)
             run.launch()
         status = run.wait_end(END_S)
     finally:
         run.end()
     row.tries += kills
     row.recovered_s += recoveries(run)
-    row.add(run.judge(), run.task.steps)
-    if status != 0:
-        row.wrong.append(f"a run ended with status {status}; {run.tail()}")
-    row.wrong += [f"left behind: {what}" for what in run.traces.left()]
+    row.conclude(run, status)
     return kills
 
 

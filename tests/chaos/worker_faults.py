@@ -58,7 +58,22 @@ class Disturbance:
     done: list[tuple[Fault, str, int, float]] = field(default_factory=list)
     """Each try: fault, worker, its process, when."""
 
-    def disturb(self, faults: list[Fault], tries: int) -> None:
+    def live(self, faults: list[Fault], tries: int, rows: dict[str, FaultRow]) -> int:
+        """The run with up to so many tries, which its rows are told of; its end is waited for. How many there were."""
+        run = self.run
+        try:
+            run.launch()
+            self._disturb(faults, tries)
+            status = run.wait_end(END_S)
+        finally:
+            run.end()
+        self._measure(rows)
+        rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s)).conclude(
+            run, status
+        )
+        return len(self.done)
+
+    def _disturb(self, faults: list[Fault], tries: int) -> None:
         """Signals at random moments, to random workers; most of them to those that are at work."""
         assert self.run.wait(self.run.has_trained, START_S), f"it does not train; {self.run.tail()}"
         while len(self.done) < tries and self.run.status is None:
@@ -81,7 +96,7 @@ class Disturbance:
         mine = [fault for fault, worker, _, at_s in self.done if worker == name and at_s > since_s]
         return sum(UNANSWERED if fault.number == signal.SIGSTOP else 1 for fault in mine)
 
-    def measure(self, rows: dict[str, FaultRow]) -> None:
+    def _measure(self, rows: dict[str, FaultRow]) -> None:
         """After the end: when each try was noticed, and when its worker answered again."""
         for fault, name, pid, at_s in self.done:
             row = rows.setdefault(fault.name, FaultRow(fault.name, fault.notice_limit_s))
@@ -95,28 +110,3 @@ class Disturbance:
             answered = self.run.events("answered", lost[0]["at_s"], worker=name)
             if answered and not (later and later[0] < answered[0]["at_s"]):
                 row.recovered_s.append(answered[0]["at_s"] - at_s)
-
-
-def disturbed_run(
-    run: SwiftRun,
-    faults: list[Fault],
-    tries: int,
-    gap_s: float,
-    chance: random.Random,
-    rows: dict[str, FaultRow],
-) -> int:
-    """One run with up to so many tries; its end is waited for, and judged. How many there were."""
-    disturbance = Disturbance(run, chance, gap_s)
-    try:
-        run.launch()
-        disturbance.disturb(faults, tries)
-        status = run.wait_end(END_S)
-    finally:
-        run.end()
-    disturbance.measure(rows)
-    row = rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s))
-    row.add(run.judge(), run.task.steps)
-    if status != 0:
-        row.wrong.append(f"a run ended with status {status}; {run.tail()}")
-    row.wrong += [f"left behind: {what}" for what in run.traces.left()]
-    return len(disturbance.done)
