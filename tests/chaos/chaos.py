@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -43,18 +44,27 @@ Rows = dict[str, FaultRow]
 
 @dataclass
 class Setting:
-    """Of a part: its task, where its runs go, how many tries, and the one source of chance."""
+    """Of a part: its task, where its runs go, how many tries, and the one source of chance.
+
+    `keep`: called with the rows after each run, so that a part which is broken off has a result, too.
+    """
 
     task: Task
     folder: Path
     tries: int
     chance: random.Random
+    keep: Callable[[Rows], None]
     runs: int = 0
 
     def run(self, task: Task | None = None, **options: object) -> SwiftRun:
         """The next run, not launched yet."""
         self.runs += 1
         return SwiftRun(self.folder / f"run-{self.runs}", task or self.task, **options)  # type: ignore[arg-type]
+
+    def done(self, rows: Rows, text: str) -> None:
+        """A run has ended."""
+        self.keep(rows)
+        print(f"  {time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def workers(setting: Setting, rows: Rows) -> None:
@@ -64,7 +74,7 @@ def workers(setting: Setting, rows: Rows) -> None:
     while row.tries < setting.tries:
         tries = min(25, setting.tries - row.tries)
         Disturbance(setting.run(), setting.chance, gap_s=2.0).live(faults, tries, rows)
-        say(f"{row.tries} of {setting.tries} kills of workers")
+        setting.done(rows, f"{row.tries} of {setting.tries} kills of workers")
 
 
 def trainer(setting: Setting, rows: Rows) -> None:
@@ -73,7 +83,7 @@ def trainer(setting: Setting, rows: Rows) -> None:
     while row.tries < setting.tries:
         tries = min(10, setting.tries - row.tries)
         trainer_faults.killed_run(setting.run(), tries, 4.0, setting.chance, row)
-        say(f"{row.tries} of {setting.tries} kills of the trainer")
+        setting.done(rows, f"{row.tries} of {setting.tries} kills of the trainer")
 
 
 def servers(setting: Setting, rows: Rows) -> None:
@@ -88,7 +98,7 @@ def servers(setting: Setting, rows: Rows) -> None:
             run = setting.run(options=server_faults.options(found), variables=variables)
             done = server_faults.Breaking(run, found, other, setting.chance).live(faults[:8], rows)
         del faults[:done]
-        say(f"{len(faults)} faults of servers are left")
+        setting.done(rows, f"{len(faults)} faults of servers are left")
 
 
 def rewards(setting: Setting, rows: Rows) -> None:
@@ -96,6 +106,7 @@ def rewards(setting: Setting, rows: Rows) -> None:
     for _ in range(setting.tries):
         for fault in machine_faults.REWARDS:
             machine_faults.reward_run(setting.run, fault, setting.chance, rows)
+            setting.done(rows, fault.name)
 
 
 def machine(setting: Setting, rows: Rows) -> None:
@@ -103,6 +114,7 @@ def machine(setting: Setting, rows: Rows) -> None:
     for _ in range(setting.tries):
         for kind in (machine_faults.full_disk_run, machine_faults.moved_clock_run):
             kind(setting.run, setting.chance, rows)
+            setting.done(rows, kind.__name__)
 
 
 def vllm(setting: Setting, rows: Rows) -> None:
@@ -113,7 +125,7 @@ def vllm(setting: Setting, rows: Rows) -> None:
         run = setting.run(options=options)
         tries = min(10, setting.tries - done)
         done += Disturbance(run, setting.chance, gap_s=20.0).live([worker_faults.KILL_ENGINE], tries, rows)
-        say(f"{done} of {setting.tries} kills of vLLM")
+        setting.done(rows, f"{done} of {setting.tries} kills of vLLM")
 
 
 @dataclass(frozen=True)
@@ -135,16 +147,15 @@ PARTS = {
 }
 
 
-def run_part(name: str, tries: int, seed: int, folder: Path) -> list[FaultRow]:
+def run_part(name: str, tries: int, seed: int, folder: Path, keep: Callable[[Rows], None]) -> None:
     """All of its faults, after a run without any."""
-    part, rows = PARTS[name], {}
+    part = PARTS[name]
     model = folder / "model"
     save_model(model, name == "vllm")
     task = replace(Task(model), **part.task)
-    setting = Setting(task, folder, tries, random.Random(f"{name}/{seed}"))
+    setting = Setting(task, folder, tries, random.Random(f"{name}/{seed}"), keep)
     undisturbed(setting, {"rollout_backend": "vllm"} if name == "vllm" else {})
-    part.run(setting, rows)
-    return list(rows.values())
+    part.run(setting, {})
 
 
 def save_model(folder: Path, is_for_vllm: bool) -> None:
@@ -166,11 +177,6 @@ def undisturbed(setting: Setting, options: dict[str, str]) -> None:
         raise SystemExit(f"the undisturbed run is not as it must be: {trained}; {run.tail()}")
 
 
-def say(text: str) -> None:
-    """A line of progress."""
-    print(f"  {time.strftime('%H:%M:%S')} {text}", flush=True)
-
-
 def write(file: Path, seeds: list[int], seconds: float, rows: list[FaultRow]) -> None:
     """The result of a part as JSON."""
     file.parent.mkdir(exist_ok=True)
@@ -188,16 +194,18 @@ def run_and_write(name: str, options: argparse.Namespace) -> list[FaultRow]:
     """A part; with --add its result is that of both."""
     print(f"{name}, random seed {options.seed}:", flush=True)
     file, begin_s = RESULTS / f"{name}.json", time.monotonic()
+    earlier = json.loads(file.read_text(encoding="utf-8")) if options.add and file.exists() else {}
+    before, result = read_rows(file) if earlier else [], []
+
+    def keep(rows: Rows) -> None:
+        result[:] = joined(before, list(rows.values()))
+        seconds = earlier.get("seconds", 0) + time.monotonic() - begin_s
+        write(file, [*earlier.get("seeds", []), options.seed], seconds, result)
+
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
         folder = (options.keep or Path(temporary)) / name
-        rows = run_part(name, options.tries or PARTS[name].tries, options.seed, folder)
-    seeds, seconds = [options.seed], time.monotonic() - begin_s
-    if options.add and file.exists():
-        earlier = json.loads(file.read_text(encoding="utf-8"))
-        seeds, seconds = earlier["seeds"] + seeds, earlier["seconds"] + seconds
-        rows = joined(read_rows(file), rows)
-    write(file, seeds, seconds, rows)
-    return rows
+        run_part(name, options.tries or PARTS[name].tries, options.seed, folder, keep)
+    return result
 
 
 def judged(rows: list[FaultRow]) -> int:
@@ -227,6 +235,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [name for name in options.parts if name not in PARTS]:
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the run that is on
     if options.table:
         return judged([row for name in PARTS for row in read_rows(RESULTS / f"{name}.json")])
     return judged([row for name in chosen(options.parts) for row in run_and_write(name, options)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,9 +68,15 @@ class FaultRow:
         if trained.replayed_otherwise:
             self.wrong.append(f"{trained.replayed_otherwise} batches came back from the journal as others")
 
-    def conclude(self, run: SwiftRun, status: int) -> None:
-        """A run with these tries has ended: as it should, with all that it had to train, and with nothing left."""
+    def conclude(self, run: SwiftRun, status: int, touched: Collection[int] = ()) -> None:
+        """A run with these tries has ended: as it should, with all that it had to train, and with nothing left.
+
+        `touched`: the worker processes that were meant to end before it.
+        """
         self.add(run.judge(), run.task.steps)
+        for lost in run.events("lost"):
+            if lost["pid"] not in touched:
+                self.wrong.append(f"{lost['worker']} ended, and nobody had touched it: it {lost['reason']}")
         if status != 0:
             self.wrong.append(f"a run ended with status {status}; {run.tail()}")
         self.note_leftovers(run)

@@ -191,5 +191,3 @@ def moved_clock_run(new_run: NewRun, chance: random.Random, rows: dict[str, Faul
     for at_s in jumped_s:
         row.recovered_s += [step_s - at_s for step_s in steps if step_s > at_s][:1]
     row.conclude(run, status)
-    if run.events("lost"):
-        row.wrong.append("a worker was taken for lost")
