@@ -83,14 +83,12 @@ class ServerProcess(LlamaServer):
 
 @contextmanager
 def servers_of(task: Task, folder: Path) -> Iterator[list[ServerProcess]]:
-    """Two that answer."""
+    """Two that are being started; a run waits for them."""
     folder.mkdir(parents=True, exist_ok=True)
     servers = [ServerProcess(task.model, folder) for _ in range(2)]
     try:
         for server in servers:
             server.launch()
-        for server in servers:
-            server.wait()
         yield servers
     finally:
         for server in servers:

@@ -36,7 +36,7 @@ def rows() -> Iterator[dict[str, FaultRow]]:
 def test_workers_that_are_killed_at_random_moments_cost_no_sample(
     tiny_model: Path, tmp_path: Path, rows: dict[str, FaultRow]
 ) -> None:
-    run = SwiftRun(tmp_path / "run", Task(tiny_model, epochs=4, step_s=0.3))
+    run = SwiftRun(tmp_path / "run", Task(tiny_model, epochs=3, step_s=0.3))
     kills = Disturbance(run, random.Random(SEED), gap_s=1.5).live([KILL], KILLS_OF_WORKERS, rows)
     assert kills >= KILLS_OF_WORKERS / 2, "the run ends when its prompts do"
     assert len(rows[KILL.name].noticed_s) >= kills - 1
@@ -45,7 +45,7 @@ def test_workers_that_are_killed_at_random_moments_cost_no_sample(
 def test_a_trainer_that_is_killed_at_random_moments_goes_on_with_the_same_samples(
     tiny_model: Path, tmp_path: Path, rows: dict[str, FaultRow]
 ) -> None:
-    run = SwiftRun(tmp_path / "run", Task(tiny_model, epochs=3, workers=1, step_s=0.2))
+    run = SwiftRun(tmp_path / "run", Task(tiny_model, epochs=2, workers=1, step_s=0.2))
     rows[NAME] = FaultRow(NAME, notice_limit_s=None)
     assert killed_run(run, KILLS_OF_THE_TRAINER, 1.5, random.Random(SEED), rows[NAME]) >= 2
     assert run.life >= 3

@@ -71,8 +71,6 @@ class LlamaServer:
             try:
                 with urllib.request.urlopen(f"{self.url}/health", timeout=5):
                     return
-            except urllib.error.HTTPError:  # one that wants a key is there, too
-                return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
         raise AssertionError(f"{self.url} does not answer")
