@@ -138,7 +138,7 @@ class Part:
 
 
 PARTS = {
-    "workers": Part(workers, 200, {"epochs": 16, "step_s": 0.2}),
+    "workers": Part(workers, 200, {"epochs": 12, "step_s": 0.2}),
     "trainer": Part(trainer, 50, {"epochs": 8, "workers": 2, "step_s": 0.2}),
     "servers": Part(servers, 4, {"epochs": 20, "step_s": 0.3}),
     "rewards": Part(rewards, 2, {"workers": 1, "step_s": 0.0}),
