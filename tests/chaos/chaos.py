@@ -166,12 +166,9 @@ def save_model(folder: Path, is_for_vllm: bool) -> None:
 
 def undisturbed(setting: Setting, options: dict[str, str]) -> None:
     """The multiset that every disturbed run is held against is what this one trains."""
-    run = setting.run(replace(setting.task, step_s=0.0, epochs=1), options=options)
-    try:
+    with setting.run(replace(setting.task, step_s=0.0, epochs=1), options=options) as run:
         run.launch()
         status = run.wait_end(UNDISTURBED_S)
-    finally:
-        run.end()
     trained = run.judge()
     if status or trained.lost or trained.doubled or trained.counts != run.task.expected:
         raise SystemExit(f"the undisturbed run is not as it must be: {trained}; {run.tail()}")

@@ -71,7 +71,7 @@ class FaultRow:
     def conclude(self, run: SwiftRun, status: int, touched: Collection[int] = ()) -> None:
         """A run with these tries has ended: as it should, with all that it had to train, and with nothing left.
 
-        `touched`: the worker processes that were meant to end before it.
+        `touched`: the worker processes that were meant to end before it. To be called within the block of the run.
         """
         self.add(run.judge(), run.task.steps)
         for lost in run.events("lost"):

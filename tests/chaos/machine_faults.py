@@ -53,8 +53,7 @@ def reward_run(new_run: NewRun, fault: RewardFault, chance: random.Random, rows:
     run.variables["CHAOS_ROW"] = str(chance.randrange(run.task.prompts))
     row = rows.setdefault(fault.name, FaultRow(fault.name, notice_limit_s=None))
     row.tries += 1
-    status = _run_to_its_end(run, lambda: None)
-    row.note_leftovers(run)
+    status = _to_its_end(run, lambda: None, row)
     failed = run.folder / "reward-failed"
     if not failed.exists():
         row.wrong.append("the reward was not asked for its row")
@@ -72,15 +71,14 @@ def reward_run(new_run: NewRun, fault: RewardFault, chance: random.Random, rows:
         row.wrong.append(f"the run ended with status {status}; {run.tail()}")
 
 
-def _run_to_its_end(run: SwiftRun, meanwhile: Callable[[], None]) -> int:
-    """Start it, do what is to be done once it trains, and wait for its end."""
-    try:
+def _to_its_end(run: SwiftRun, meanwhile: Callable[[], None], row: FaultRow) -> int:
+    """Start it, do what is to be done once it trains, and wait for its end; the row is told what is left then."""
+    with run:
         run.launch()
         assert run.wait(run.has_trained, START_S), f"it does not train; {run.tail()}"
         meanwhile()
         status = run.wait_end(END_S)
-    finally:
-        run.end()
+        row.note_leftovers(run)
     return status
 
 
@@ -139,7 +137,7 @@ def _full_for_a_while(run: SwiftRun, chance: random.Random, row: FaultRow) -> No
         free_s = time.monotonic()
 
     row.tries += 1
-    status = _run_to_its_end(run, full)
+    status = _to_its_end(run, full, row)
     row.recovered_s += [line["at_s"] - free_s for line in run.trained() if line["at_s"] > free_s][:1]
     row.conclude(run, status)
     if "the journal tries it again" not in run.log.read_text(errors="replace"):
@@ -159,9 +157,8 @@ def _full_for_good(run: SwiftRun, chance: random.Random, row: FaultRow) -> None:
 
     row.tries += 1
     row.runs += 1
-    status = _run_to_its_end(run, full)
+    status = _to_its_end(run, full, row)
     row.recovered_s.append(took_s)
-    row.note_leftovers(run)
     row.notes.append("it ends with the error of the system")
     if status in (0, None) or "No space left on device" not in run.tail(20_000):
         row.wrong.append(f"the run does not end with the words of the system; {run.tail()}")
@@ -186,7 +183,7 @@ def moved_clock_run(new_run: NewRun, chance: random.Random, rows: dict[str, Faul
             clock.write_text(str(seconds), encoding="ascii")
             jumped_s.append(time.monotonic())
 
-    status = _run_to_its_end(run, jump)
+    status = _to_its_end(run, jump, row)
     steps = [line["at_s"] for line in run.trained()]
     for at_s in jumped_s:
         row.recovered_s += [step_s - at_s for step_s in steps if step_s > at_s][:1]

@@ -118,8 +118,9 @@ class Breaking:
 
     def live(self, faults: list[ServerFault], rows: dict[str, FaultRow]) -> int:
         """The run, in which these faults happen one after the other; how many did before it ended."""
-        run, done = self.run, 0
-        try:
+        done = 0
+        first = rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s))
+        with self.run as run:
             run.launch()
             assert run.wait(run.has_trained, START_S), f"it does not train; {run.tail()}"
             for fault in faults:
@@ -129,12 +130,7 @@ class Breaking:
                 row = rows.setdefault(fault.name, FaultRow(fault.name, fault.notice_limit_s))
                 self._break(self.chance.choice(self.servers), fault, row)
                 done += 1
-            status = run.wait_end(END_S)
-        finally:
-            run.end()
-        rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s)).conclude(
-            run, status
-        )
+            first.conclude(run, run.wait_end(END_S))
         return done
 
     def _break(self, server: ServerProcess, fault: ServerFault, row: FaultRow) -> None:

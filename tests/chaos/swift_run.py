@@ -65,7 +65,10 @@ class Task:
 
 @dataclass
 class SwiftRun:
-    """One run through all of its starts, in a folder. `options`: of the command; `variables`: of its environment."""
+    """One run through all of its starts, in a folder. `options`: of the command; `variables`: of its environment.
+
+    What is left of it ends with its `with` block; whether anything is, has to be looked at before.
+    """
 
     folder: Path
     task: Task
@@ -82,6 +85,12 @@ class SwiftRun:
         self.log = self.folder / "output.log"
         self.launches_s: list[float] = []
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> SwiftRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
     # --- the command ---------------------------------------------------------------------------------------------
 

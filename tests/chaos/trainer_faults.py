@@ -21,7 +21,7 @@ def killed_run(run: SwiftRun, tries: int, life_s: float, chance: random.Random, 
     `life_s`: how long a start trains on average before it is killed.
     """
     kills = 0
-    try:
+    with run:
         run.launch()
         while kills < tries and _wait_for_a_moment(run, life_s, chance):
             if not run.kill_trainer():
@@ -30,11 +30,9 @@ def killed_run(run: SwiftRun, tries: int, life_s: float, chance: random.Random, 
             row.note_leftovers(run)
             run.launch()
         status = run.wait_end(END_S)
-    finally:
-        run.end()
-    row.tries += kills
-    row.recovered_s += recoveries(run)
-    row.conclude(run, status)
+        row.tries += kills
+        row.recovered_s += recoveries(run)
+        row.conclude(run, status)
     return kills
 
 

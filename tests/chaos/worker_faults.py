@@ -60,17 +60,13 @@ class Disturbance:
 
     def live(self, faults: list[Fault], tries: int, rows: dict[str, FaultRow]) -> int:
         """The run with up to so many tries, which its rows are told of; its end is waited for. How many there were."""
-        run = self.run
-        try:
+        row = rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s))
+        with self.run as run:
             run.launch()
             self._disturb(faults, tries)
             status = run.wait_end(END_S)
-        finally:
-            run.end()
-        self._measure(rows)
-        rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s)).conclude(
-            run, status
-        )
+            self._measure(rows)
+            row.conclude(run, status, touched={pid for _, _, pid, _ in self.done})
         return len(self.done)
 
     def _disturb(self, faults: list[Fault], tries: int) -> None:
