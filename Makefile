@@ -26,7 +26,7 @@ test test-fast: export OMP_WAIT_POLICY = PASSIVE
 # transformers and ms-swift again, which takes ten seconds of it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart example-code-comments test test-fast lint bench clean \
+.PHONY: help quickstart example-code-comments test test-fast lint bench chaos clean \
 	environment environment-test environment-test-old environment-test-vllm environments-test
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make test-fast              the tests that need seconds"
 	@echo "make lint                   ruff and mypy"
 	@echo "make bench NAME=...         a benchmark of tests/benchmarks, all of them without NAME"
+	@echo "make chaos NAME=... KILLS=N SEED=N  break real runs, a part of tests/chaos, all of them without NAME (an hour)"
 	@echo "make clean                  remove the environments and what runs and tools left behind"
 	@echo "PYTHON=python3.12 after a target chooses the interpreter, now: $(PYTHON)"
 
@@ -68,6 +69,14 @@ lint: environment-test
 bench: environment-test
 	@for script in $(filter-out tests/benchmarks/test_%,$(wildcard tests/benchmarks/$(or $(NAME),*).py)); do \
 		echo "== $$script"; $(TEST)/python $$script || exit 1; done
+
+CHAOS_PARTS := $(or $(NAME),workers trainer servers rewards machine vllm)
+CHAOS := tests/chaos/chaos.py $(if $(KILLS),--tries $(KILLS)) $(if $(SEED),--seed $(SEED)) $(if $(ADD),--add)
+chaos: environment-test $(if $(filter vllm,$(CHAOS_PARTS)),environment-test-vllm)
+	@status=0; for part in $(CHAOS_PARTS); do \
+		if [ $$part = vllm ]; then bin=$(TEST_VLLM); else bin=$(TEST); fi; \
+		$$bin/python $(CHAOS) $$part || status=1; done; \
+	echo "== all results"; $(TEST)/python tests/chaos/chaos.py --table; exit $$status
 
 environment:
 	@$(PYTHON) .ci/environment.py .venv --constraints $(CONSTRAINTS) \

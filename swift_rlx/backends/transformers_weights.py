@@ -25,10 +25,14 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class ModelWeights:
-    """Replaces the weights of `model` in place. `is_torn`: an error in the middle has left it half of each."""
+    """Replaces the weights of `model` in place. `is_torn`: an error in the middle has left it half of each.
+
+    It may be read from other threads at any time: it is false while weights are being replaced.
+    """
 
     def __init__(self, model: Any) -> None:
         self.is_torn = False
+        self._is_midway = False
         self._model = model
         # Parameters stay the same objects when an adapter is put around them; only their names change then.
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -42,10 +46,14 @@ class ModelWeights:
 
     def apply(self, files: WeightFiles) -> None:
         """Serve these weights. Raises `BackendRejected` for files that do not fit; the model is then as before."""
-        if files.kind is WeightKind.FULL:
-            self._apply_full(Path(files.directory))
-        else:
-            self._apply_adapter(Path(files.directory))
+        apply = self._apply_full if files.kind is WeightKind.FULL else self._apply_adapter
+        self._is_midway = False
+        try:
+            apply(Path(files.directory))
+        except BaseException:
+            self.is_torn = self.is_torn or self._is_midway
+            raise
+        self.is_torn = False
 
     def _apply_full(self, directory: Path) -> None:
         """Copy every parameter. A persistent buffer may be among the files, a tied parameter has to be there once."""
@@ -63,12 +71,11 @@ class ModelWeights:
         }
         _check(directory, found, places, missing.values())
         self._remove_adapter()
-        self._is_replaced = self.is_torn = True
+        self._is_replaced = self._is_midway = True
         with torch.no_grad():
             for shard in shards:
                 for name, tensor in load_file(shard).items():
                     places[name].copy_(tensor)
-        self.is_torn = False
 
     def _apply_adapter(self, directory: Path) -> None:
         config = self._adapter_config(directory)
@@ -76,7 +83,7 @@ class ModelWeights:
         plain = {key: value for key, value in config.to_dict().items() if key != "inference_mode"}
         is_new = self._adapted is None or plain != self._config
         if is_new:
-            self.is_torn = self.is_torn or self._adapted is not None
+            self._is_midway = self._adapted is not None
             self._remove_adapter()
             config.inference_mode = True
             self._adapted, self._config = get_peft_model(self._model, config).eval(), plain
@@ -88,9 +95,8 @@ class ModelWeights:
             if is_new:
                 self._remove_adapter()
             raise
-        self.is_torn = True
+        self._is_midway = True
         set_peft_model_state_dict(self._adapted, weights)
-        self.is_torn = False
 
     def _adapter_config(self, directory: Path) -> PeftConfig:
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers_runs import PROMPTS, PausedModel, apart, endless, logprobs, request, run, save_full
 
-from swift_rlx.backends import WeightFiles, WeightKind
+from swift_rlx.backends import WeightFiles, WeightKind, transformers_weights
 from swift_rlx.errors import BackendRejected, WorkerDied
 from swift_rlx.types import FinishReason, PolicyVersion
 
@@ -271,4 +272,40 @@ def test_an_error_in_the_middle_of_copying_is_the_end_of_the_engine(tiny, tmp_pa
                 await call
 
     monkeypatch.setattr("swift_rlx.backends.transformers_weights.load_file", fails_at_the_second)
+    run(tiny, work)
+
+
+@pytest.mark.parametrize("kind", list(WeightKind), ids=lambda one: one.value)
+def test_what_is_asked_while_weights_are_being_replaced_waits_for_them(tiny, tmp_path, kind, monkeypatch):
+    if kind is WeightKind.FULL:
+        target, files = "load_file", save_full(moved(tiny.model, 1), tmp_path / "full")
+    else:
+        target, files = (
+            "set_peft_model_state_dict",
+            saved(adapted(tiny.model, 1, **ADAPTERS["lora"]), tmp_path / "lora"),
+        )
+    name = f"swift_rlx.backends.transformers_weights.{target}"
+    midway, go, real = threading.Event(), threading.Event(), getattr(transformers_weights, target)
+
+    def slow(*args):
+        midway.set()
+        assert go.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(name, slow)
+
+    async def work(engine):
+        publishing = asyncio.ensure_future(engine.publish(PolicyVersion(0, 1), files))
+        await asyncio.to_thread(midway.wait, 30)
+        asked = [
+            asyncio.ensure_future(call)
+            for call in (engine.generate(request(PROMPTS[0])), engine.health(), engine.logprobs(TEXT))
+        ]
+        await asyncio.sleep(0)
+        go.set()
+        await publishing
+        answer, health, _ = await asyncio.gather(*asked)
+        assert health.version == PolicyVersion(0, 1)
+        assert set(answer.policy_steps.tolist()) == {1}
+
     run(tiny, work)

@@ -6,13 +6,14 @@ python llama_stand_in.py MODEL PORT
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,7 +49,9 @@ class LlamaSglang(StandInSglang):
 
 
 class LlamaServer:
-    """Such a process on a port, which it keeps."""
+    """Such a process on a port, which it keeps. `variables`: further ones of its environment."""
+
+    variables: ClassVar[dict[str, str]] = {}
 
     def __init__(self, model: Path, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -57,7 +60,7 @@ class LlamaServer:
 
     def launch(self) -> None:
         """Start it; it answers some seconds later."""
-        self._process = subprocess.Popen(self._words)
+        self._process = subprocess.Popen(self._words, env=os.environ | self.variables)
 
     def wait(self, limit_s: float = 90.0) -> None:
         """Until it answers."""

@@ -1,0 +1,172 @@
+"""Two rollout servers, processes of their own, one of which breaks while the run goes on, and is well again later."""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fault_table import FaultRow
+from lineage import read_lines
+from swift_run import HERE, SECRET, SUPPORT, SwiftRun, Task
+from worker_faults import END_S, START_S
+
+sys.path.insert(0, str(SUPPORT))
+
+from llama_stand_in import LlamaServer
+
+TIMEOUT_S = 8
+ABORT_GRACE_S = 5
+BACK_S = 60.0
+MAX_SHARE = 0.01
+"""Of the requests, that a server may get which fails at once, after the first second."""
+VARIABLE = "SWIFT_RLX_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServerFault:
+    """`kind`: what the server does; empty where its process is killed and started again.
+
+    `hold_s`: how long it stays so. `is_judged_by_share`: it fails so fast that it could draw requests to itself.
+    """
+
+    name: str
+    kind: str = ""
+    hold_s: float = 4.0
+    notice_limit_s: float | None = None
+    is_other_model: bool = False
+    is_judged_by_share: bool = False
+
+
+FAULTS = (
+    ServerFault("server answers 500", "500", hold_s=20.0, is_judged_by_share=True),
+    ServerFault("server hangs", "hang", TIMEOUT_S + ABORT_GRACE_S, TIMEOUT_S + ABORT_GRACE_S + 2.0),
+    ServerFault("server closes mid-stream", "close"),
+    ServerFault("server answers garbage", "garbage"),
+    ServerFault("server is killed and restarts", notice_limit_s=2.0),
+    ServerFault("server restarts, other weights", notice_limit_s=2.0, is_other_model=True),
+)
+
+
+class ServerProcess(LlamaServer):
+    """A `faulty_server`."""
+
+    variables: ClassVar[dict[str, str]] = {VARIABLE: SECRET}
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        super().__init__(model, port)
+        self.requests = folder / f"requests-{port}.jsonl"
+        self._fault = folder / f"fault-{port}"
+        self._model, self._words = model, self._command(model, port, folder)
+
+    def _command(self, model: Path, port: int, folder: Path) -> list[str]:
+        return [sys.executable, str(HERE / "faulty_server.py"), str(model), str(port), str(folder)]
+
+    def breaks(self, kind: str) -> None:
+        """From the next request on; '' for well."""
+        self._fault.write_text(kind, encoding="utf-8")
+
+    def restart(self, model: Path) -> None:
+        """Killed, and started again on this model; it answers some seconds later."""
+        self.kill()
+        self._words[2] = str(model)
+        self.launch()
+
+
+@contextmanager
+def servers_of(task: Task, folder: Path) -> Iterator[list[ServerProcess]]:
+    """Two that are being started; a run waits for them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    servers = [ServerProcess(task.model, folder) for _ in range(2)]
+    try:
+        for server in servers:
+            server.launch()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def options(servers: list[ServerProcess]) -> dict[str, Any]:
+    """Of the run on them. All weights are published: a server that comes back with others gets the right ones."""
+    return {
+        "rollout_backend": "auto",
+        "rollout_workers": None,
+        "rollout_endpoints": [server.url for server in servers],
+        "rollout_timeout_s": TIMEOUT_S,
+        "tuner_type": "full",
+        "top_k": -1,
+    }
+
+
+@dataclass
+class Breaking:
+    """Breaks the two servers of a run. `other_model`: what one of them may come back with."""
+
+    run: SwiftRun
+    servers: list[ServerProcess]
+    other_model: Path
+    chance: random.Random
+
+    def live(self, faults: list[ServerFault], rows: dict[str, FaultRow]) -> int:
+        """The run, in which these faults happen one after the other; how many did before it ended."""
+        done = 0
+        first = rows.setdefault(faults[0].name, FaultRow(faults[0].name, faults[0].notice_limit_s))
+        with self.run as run:
+            run.launch()
+            assert run.wait(run.has_trained, START_S), f"it does not train; {run.tail()}"
+            for fault in faults:
+                time.sleep(self.chance.uniform(0.2, 2.0))
+                if run.status is not None:
+                    break
+                row = rows.setdefault(fault.name, FaultRow(fault.name, fault.notice_limit_s))
+                self._break(self.chance.choice(self.servers), fault, row)
+                done += 1
+            first.conclude(run, run.wait_end(END_S))
+        return done
+
+    def _break(self, server: ServerProcess, fault: ServerFault, row: FaultRow) -> None:
+        """Break it, see that this is noticed, make it well, and wait until it answers again."""
+        run, begin_s = self.run, time.monotonic()
+        row.tries += 1
+        if fault.kind:
+            server.breaks(fault.kind)
+        else:
+            server.restart(self.other_model if fault.is_other_model else run.task.model)
+        if (out_s := self._wait_for("out", begin_s, server)) is not None:
+            row.noticed_s.append(out_s - begin_s)
+        well_s = begin_s
+        if fault.kind:
+            time.sleep(max(0.0, begin_s + fault.hold_s - time.monotonic()))
+            well_s = time.monotonic()
+            server.breaks("")
+            if fault.is_judged_by_share:
+                self._judge_share(server, begin_s + 1.0, well_s, row)
+        if (answered_s := self._wait_for("answered", well_s, server)) is not None:
+            row.recovered_s.append(answered_s - well_s)
+        elif run.status is None:
+            row.wrong.append(f"{server.url} has not answered again within {BACK_S:g} s")
+
+    def _wait_for(self, event: str, since_s: float, server: ServerProcess) -> float | None:
+        """When it happened; None: the run ended, or the time was over, before."""
+        self.run.wait(lambda: self.run.events(event, since_s, worker=server.url), BACK_S)
+        found = self.run.events(event, since_s, worker=server.url)
+        return found[0]["at_s"] if found else None
+
+    def _judge_share(self, broken: ServerProcess, begin_s: float, end_s: float, row: FaultRow) -> None:
+        counts = {
+            server: sum(begin_s <= line["at_s"] <= end_s for line in read_lines(server.requests))
+            for server in self.servers
+        }
+        share = counts[broken] / max(sum(counts.values()), 1)
+        row.notes.append(f"after its first second it got {counts[broken]} of {sum(counts.values())} requests")
+        if share >= MAX_SHARE:
+            row.wrong.append(f"a server that fails at once got {share:.1%} of the requests")
