@@ -9,6 +9,8 @@ After a restart the batches of the journal come first, as they were (`replay.py`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from swift_rlx.errors import CheckpointError, SchedulingError
@@ -77,7 +79,7 @@ class PickUp:
         live, bound = self._state.live.step, self._state.config.max_staleness
         if group.state is GroupState.GENERATING:
             begun = live if group.start_step is None else group.start_step
-            young = range(max(begun, step - bound), live + 1)
+            young: Sequence[int] = range(max(begun, step - bound), live + 1)
         else:
             made = (steps for one in group.completions.values() for steps in one.sampled_steps.tolist())
             young = [steps for steps in made if steps + bound >= step]
