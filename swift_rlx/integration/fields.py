@@ -7,13 +7,14 @@ from typing import Any, Literal
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import Algorithm
 from swift_rlx.integration.off_policy_fields import OffPolicyFields, resolve_off_policy
+from swift_rlx.integration.reward_fields import RewardFields, resolve_rewards
 from swift_rlx.integration.rollout_fields import RolloutFields, resolve_rollout
 
 Baseline = Literal["auto", "loo", "mean", "ema", "none"]
 
 
 @dataclass
-class RLXFields(RolloutFields, OffPolicyFields):
+class RLXFields(RolloutFields, OffPolicyFields, RewardFields):
     """New fields; HfArgumentParser turns each into a flag, a YAML key and a keyword of RLHFArguments.
 
     The annotations are evaluated in ms-swift's module, hence `Optional` instead of the `|` of newer Pythons.
@@ -65,6 +66,7 @@ def adopt(values: Any, algorithm: Algorithm) -> None:
     resolve_rollout(values, FIELD_DEFAULTS)
     resolve_off_policy(values, algorithm.name)
     OnError.parse(values.reward_on_error)
+    resolve_rewards(values)
     if values.beta is None:
         values.beta = algorithm.beta
     if values.kl_in_reward is None:
