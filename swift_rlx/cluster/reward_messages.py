@@ -93,7 +93,9 @@ def encode_for_scorer(message: ToScorer | FromScorer) -> bytes:
     try:
         return _ENCODER.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BackendRejected(f"{type(message).__name__} cannot be sent to another process: {error}") from error
+        raise BackendRejected(
+            f"{type(message).__name__} cannot be sent to another process: {error}"
+        ) from error
 
 
 def _encode_other(value: Any) -> Any:

@@ -99,7 +99,7 @@ class RewardPool:
 
 @dataclass
 class ProcessExecution:
-    """A reward in the processes of a pool. Where it cannot be, it goes to `fall_back` for good, and a warning says so."""
+    """A reward in the processes of a pool. Where it cannot be, it goes to `fall_back` for good, with a warning."""
 
     name: str
     origin: Origin

@@ -57,13 +57,7 @@ class RewardProcess:
             channel = await Channel.open(ours, FROM_SCORER, encode_for_scorer)
             mark = f"{os.getpid()}.{secrets.token_hex(8)}"
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", PROGRAM, str(theirs.fileno()), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    env={**without_ranks(environment or {}), MARK: mark},
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
+                process = _popen(theirs, mark, environment or {})
             except BaseException:
                 channel.close()
                 raise
@@ -136,3 +130,14 @@ class RewardProcess:
         except subprocess.TimeoutExpired:
             return "closed its channel"
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def _popen(theirs: socket.socket, mark: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """What the reward prints goes where the trainer's output goes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", PROGRAM, str(theirs.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        env={**without_ranks(environment), MARK: mark},
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+    )

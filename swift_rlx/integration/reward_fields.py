@@ -77,7 +77,9 @@ def resolve_rewards(values: Any) -> None:
     device_ids(values.reward_devices, "reward_devices")
     for name, allowed in CHOICES.items():
         if (value := getattr(values, name)) not in allowed:
-            raise ConfigError(f"--{name} {value} is refused: it is {', '.join(allowed[:-1])} or {allowed[-1]}")
+            raise ConfigError(
+                f"--{name} {value} is refused: it is {', '.join(allowed[:-1])} or {allowed[-1]}"
+            )
     parse_ensemble(values.reward_ensemble)
 
 

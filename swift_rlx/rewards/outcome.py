@@ -1,4 +1,4 @@
-"""What one call of a reward's function gave, as plain data: the same in this thread, another one, or another process."""
+"""What one call of a reward's function gave, as plain data: the same in this thread and in another process."""
 
 from __future__ import annotations
 
@@ -100,14 +100,16 @@ class Outcome:
     @classmethod
     def of(cls, returned: Any, call: Call) -> Outcome:
         """Of what the function returned, checked: a number or None for each row, possibly not finite."""
-        row: int | None = None
-        values = []
         try:
             rows = [returned] if call.is_single else entries(returned, call.num_rows)
-            for row, entry in enumerate(rows):
-                values.append(number(entry))
         except NotAReward as refusal:
-            return cls(refusal=Refusal(str(refusal), row))
+            return cls(refusal=Refusal(str(refusal)))
+        values: list[float | None] = []
+        for entry in rows:
+            try:
+                values.append(number(entry))
+            except NotAReward as refusal:
+                return cls(refusal=Refusal(str(refusal), len(values)))
         return cls(values=tuple(values))
 
     @classmethod

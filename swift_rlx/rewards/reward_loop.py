@@ -31,7 +31,7 @@ class RewardLoop:
         return await asyncio.wrap_future(self.submit(coroutine))
 
     def close(self, last: Coroutine[Any, Any, None], wait_s: float) -> None:
-        """Cancel what runs, run `last`, and end the thread; waits so long for it. Another coroutine starts a new one."""
+        """Cancel what runs, run `last`, and end the thread; waits so long. Another coroutine starts a new one."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is None:

@@ -1,9 +1,9 @@
 """One reward beside the training: time limits, retries, rate limits, known scores, and the version that scored.
 
-    rows -> known scores -> calls -> rate gate -> execution within the limit -> again, where the error may pass -> values
+    rows -> known scores -> calls -> rate gate -> execution within the limit -> again, where the error may pass
 
-Where a call of the list form takes too long, its rows are tried alone, each with a limit of its own, as where it raises.
-So a row that hangs costs that row, and two limits of time.
+Where a call of the list form takes too long, its rows are tried alone, each with a limit of its own, as where it
+raises. So a row that hangs costs that row, and two limits of time.
 """
 
 from __future__ import annotations
@@ -157,9 +157,7 @@ class RewardRunner:
 
 
 def _of_row(columns: dict[str, Any], row: int) -> dict[str, Any]:
-    return {
-        name: value[row] if isinstance(value, list | tuple) else value for name, value in columns.items()
-    }
+    return {name: value[row] if isinstance(value, list | tuple) else value for name, value in columns.items()}
 
 
 def _of_rows(columns: dict[str, Any], rows: list[int]) -> dict[str, Any]:

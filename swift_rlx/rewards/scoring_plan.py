@@ -78,9 +78,7 @@ class ScoringPlan:
 
     def _blame_the_batch(self, batch: RewardBatch, whole: Outcome, failure: Failure) -> list[Outcome]:
         if self.ends_at(whole):
-            raise RewardError(
-                f"{self.spec.label} {failure.told} on a batch of {len(batch)}"
-            ) from whole.error
+            raise RewardError(f"{self.spec.label} {failure.told} on a batch of {len(batch)}") from whole.error
         return [whole] * len(batch)
 
     def _check_blame(

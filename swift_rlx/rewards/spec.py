@@ -160,9 +160,7 @@ def describe_reward(
         cache=mark.cache,
     )
     limits = mark.limits or getattr(declared, "limits", None)
-    return Reward(
-        spec, target, args, origin, limits if isinstance(limits, RateLimits) else RateLimits()
-    )
+    return Reward(spec, target, args, origin, limits if isinstance(limits, RateLimits) else RateLimits())
 
 
 def callable_name(target: Any) -> str:

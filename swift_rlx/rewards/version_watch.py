@@ -19,7 +19,7 @@ class VersionChange(Enum):
     RESCORE = "rescore"
     """Answers that the version before scored are scored again."""
     RESTART = "restart"
-    """They train as they are, unless an answer of the version after trains with them or has before; then they do not."""
+    """They train as they are, unless an answer of the version after trains with them or has before."""
 
 
 class VersionWatch:

@@ -1,7 +1,7 @@
 """Scoring in the pipeline: one group at a time, while the trainer trains.
 
-Reward models, rewards of the whole batch, and those that turn out to need this process's main thread are late: they score
-when the batch is picked up. Where the others run, `reward_crew` says.
+Reward models, rewards of the whole batch, and those that turn out to need this process's main thread are late: they
+score when the batch is picked up. Where the others run, `reward_crew` says.
 """
 
 import asyncio
@@ -126,7 +126,9 @@ class GroupScorer:
         """None where the reward is late from now on."""
         reward = self._rewards[at]
         try:
-            scored = await reward.score_beside([sample.messages[-1]["content"] for sample in samples], columns)
+            scored = await reward.score_beside(
+                [sample.messages[-1]["content"] for sample in samples], columns
+            )
         except NeedsMainThread:
             self._make_late(at)
         if at in self.late:

@@ -141,7 +141,9 @@ class RewardColumnsMixin:
         now = {**self._model_versions, **versions}
         for name, version in now.items():
             self.version_watch.see(name, version)
-        changed = [name for name, version in now.items() if self.reward_versions.get(name, version) != version]
+        changed = [
+            name for name, version in now.items() if self.reward_versions.get(name, version) != version
+        ]
         self.reward_versions.update(now)
         if changed:
             logger.warning(f"statistics of the rewards begin anew: {', '.join(changed)} changed")

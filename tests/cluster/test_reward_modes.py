@@ -30,9 +30,7 @@ class Lab:
     def __init__(self) -> None:
         self.loop, self.pool, self.watch = RewardLoop(), RewardPool(2), AlarmWatch()
 
-    def runner(
-        self, mode: str, name: str, on_error: str = "raise", limit_s: float = LONG_S
-    ) -> RewardRunner:
+    def runner(self, mode: str, name: str, on_error: str = "raise", limit_s: float = LONG_S) -> RewardRunner:
         target = getattr(odd_rewards, name + ("_async" if mode == "async" else ""))
         policy, reward = OnError.parse(on_error), describe_reward("x", target, provider="pack 1.0")
         execution: Any
@@ -119,7 +117,8 @@ def test_generators_and_arrays_are_taken(name: str, mode: str, lab: Lab) -> None
 def test_a_row_that_raises_is_named_or_costs_only_itself(mode: str, form: str, lab: Lab) -> None:
     rows = ["1"] * 5 + ["raise"] + ["1"] * 2
     with pytest.raises(
-        RewardError, match=r"raised KeyError: 'no such answer' in .*odd_rewards\.py:\d+ on row 5 \(completion 'raise'"
+        RewardError,
+        match=r"raised KeyError: 'no such answer' in .*odd_rewards\.py:\d+ on row 5 \(completion 'raise'",
     ):
         lab.score(lab.runner(mode, form), rows)
     for policy, given in (("none", None), ("value:-1", -1.0)):
@@ -204,7 +203,9 @@ def test_a_class_gets_the_plain_arguments_of_the_training(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "columns"), [("each", {"image": [object()]}), ("Unbuildable", {})], ids=["no plain data", "no class"]
+    ("name", "columns"),
+    [("each", {"image": [object()]}), ("Unbuildable", {})],
+    ids=["no plain data", "no class"],
 )
 def test_what_no_process_can_run_goes_to_a_thread_with_one_warning(
     name: str, columns: dict[str, Any], lab: Lab, caplog: pytest.LogCaptureFixture
@@ -231,7 +232,9 @@ def test_more_calls_than_processes_wait_without_a_limit(lab: Lab) -> None:
     async def many() -> list[Scored]:
         return await asyncio.gather(*(runner.score([str(at)], {}) for at in range(20)))
 
-    assert [one.values for one in lab.loop.submit(many()).result(LONG_S)] == [(float(at),) for at in range(20)]
+    assert [one.values for one in lab.loop.submit(many()).result(LONG_S)] == [
+        (float(at),) for at in range(20)
+    ]
     assert len(lab.pool.pids) <= 2
 
 

@@ -28,7 +28,9 @@ class Status(Exception):
 class Server:
     """Answers in 0.1 s, four at a time, and refuses the others; every seventh request fails with 503."""
 
-    def __init__(self, status_of: Callable[[int], int] = lambda number: 503 if number % 7 == 6 else 200) -> None:
+    def __init__(
+        self, status_of: Callable[[int], int] = lambda number: 503 if number % 7 == 6 else 200
+    ) -> None:
         self.inside = self.most_inside = self.asked = 0
         self.status_of = status_of
         self.begins: list[float] = []
@@ -72,7 +74,7 @@ def test_a_server_that_takes_four_at_a_time_is_never_asked_more_and_scores_every
 
 def test_a_request_that_is_wrong_is_an_error_at_once() -> None:
     server = Server(lambda number: 400)
-    with pytest.raises(RewardError, match="raised Status: HTTP 400 .* on row 0"):
+    with pytest.raises(RewardError, match=r"raised Status: HTTP 400 .* on row 0"):
         run_virtual(runner_of(server).score(["1"], {}))
     assert server.asked == 1
 

@@ -80,7 +80,9 @@ class Counted:
         self.calls.append(call)
         if self.outcomes:
             return self.outcomes.pop(0)
-        return Outcome(values=tuple(float(len(text)) for text in ([call.first] if call.is_single else call.first)))
+        return Outcome(
+            values=tuple(float(len(text)) for text in ([call.first] if call.is_single else call.first))
+        )
 
     def close(self) -> None:
         """Nothing is open."""
@@ -104,14 +106,18 @@ def test_a_known_score_is_not_asked_for_again() -> None:
 
     def score(prompts: list[str], completions: list[str], **columns: Any) -> Any:
         messages = [asked(*pair) for pair in zip(prompts, completions, strict=True)]
-        return run_virtual(runner.score(completions, {"messages": messages, "request_id": prompts, **columns}))
+        return run_virtual(
+            runner.score(completions, {"messages": messages, "request_id": prompts, **columns})
+        )
 
     first = score(["p", "p"], ["a", "bb"])
     again = score(["p", "p", "q"], ["bb", "ccc", "a"])
     assert first.values == (1.0, 2.0)
     assert again.values == (2.0, 3.0, 1.0)
     assert (first.counters.cached, again.counters.cached) == (0, 1)
-    assert [call.first for call in execution.calls] == [["a", "bb"], ["ccc", "a"]], "another prompt is another row"
+    assert [call.first for call in execution.calls] == [["a", "bb"], ["ccc", "a"]], (
+        "another prompt is another row"
+    )
     score(["p"], ["a"], solution=["42"])
     assert len(execution.calls) == 3, "so is another right answer"
 

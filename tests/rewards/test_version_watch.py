@@ -14,7 +14,9 @@ from swift_rlx.rewards.versions import digest_of_model, digest_of_source
 def test_a_change_ends_the_run_and_says_what_else_there_is() -> None:
     watch = VersionWatch(VersionChange.STOP)
     assert [watch.see("judge", "v3"), watch.see("judge", "v3"), watch.see("other", "1")] == [False] * 3
-    with pytest.raises(RewardError, match=r"'judge' has the version 'v4' now, and scored with 'v3' before.*rescore"):
+    with pytest.raises(
+        RewardError, match=r"'judge' has the version 'v4' now, and scored with 'v3' before.*rescore"
+    ):
         watch.see("judge", "v4")
 
 
