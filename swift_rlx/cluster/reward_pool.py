@@ -8,20 +8,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from swift_rlx.cluster.reward_process import RewardProcess
+from swift_rlx.cluster.reward_process import CannotLoad, RewardProcess
 from swift_rlx.errors import BackendRejected
 from swift_rlx.rewards.batch import Call
 from swift_rlx.rewards.execution import Execution
 from swift_rlx.rewards.origin import Origin
-from swift_rlx.rewards.outcome import Outcome
+from swift_rlx.rewards.outcome import Failure, Outcome
 
 logger = logging.getLogger("swift_rlx")
 START_LIMIT_S = 300.0
 """How long Python and the import of a reward may take; it counts for no row."""
-
-
-class CannotLoad(Exception):
-    """The reward cannot be loaded in another process; the message is why."""
 
 
 class RewardPool:
@@ -55,13 +51,16 @@ class RewardPool:
 
         Raises `CannotLoad`, and `BackendRejected` for arguments that are no plain data.
         """
-        async with self._process_with(name, origin) as process:
+        async with self._process() as process:
+            failure = await self._load(process, name, origin)
+            if failure is not None:
+                return Outcome(failure=failure)
             return await process.attempt(name, call, limit_s)
 
     async def warm_up(self, name: str, origin: Origin) -> None:
         """Have the reward loaded in one process. Raises `CannotLoad`."""
-        async with self._process_with(name, origin):
-            return
+        async with self._process() as process:
+            await self._load(process, name, origin)
 
     async def close(self) -> None:
         """End all processes; who waits for them has to be cancelled before. A later call starts new ones."""
@@ -70,24 +69,19 @@ class RewardPool:
         await asyncio.gather(*(process.kill() for process in ended))
 
     @asynccontextmanager
-    async def _process_with(self, name: str, origin: Origin) -> AsyncIterator[RewardProcess]:
+    async def _process(self) -> AsyncIterator[RewardProcess]:
+        """One that is idle, the one that was used last, or a new one."""
         async with self._places:
             self._is_closing = False
-            process = await self._take(name)
+            process = self._idle.pop() if self._idle else await RewardProcess.launch(self._environment)
+            self._busy.add(process)
             try:
-                if not process.has(name) and (why := await process.load(name, origin, self._start_limit_s)):
-                    raise CannotLoad(why)
                 yield process
             finally:
                 await self._give_back(process)
 
-    async def _take(self, name: str) -> RewardProcess:
-        ready = [process for process in self._idle if process.has(name)] or self._idle
-        process = ready[-1] if ready else await RewardProcess.launch(self._environment)
-        if ready:
-            self._idle.remove(process)
-        self._busy.add(process)
-        return process
+    async def _load(self, process: RewardProcess, name: str, origin: Origin) -> Failure | None:
+        return None if process.has(name) else await process.load(name, origin, self._start_limit_s)
 
     async def _give_back(self, process: RewardProcess) -> None:
         self._busy.discard(process)

@@ -27,11 +27,15 @@ from swift_rlx.cluster.reward_messages import (
 )
 from swift_rlx.rewards.batch import Call
 from swift_rlx.rewards.origin import Origin
-from swift_rlx.rewards.outcome import Failure, Outcome
+from swift_rlx.rewards.outcome import Failure, Fault, Outcome
 
 PROGRAM = "swift_rlx.cluster.reward_host"
 SILENT_EXIT_S = 2.0
 """How long a process that closed its channel may take to end by itself."""
+
+
+class CannotLoad(Exception):
+    """The reward cannot be loaded in another process; the message is why."""
 
 
 class RewardProcess:
@@ -69,15 +73,20 @@ class RewardProcess:
         """Whether the reward is loaded there."""
         return name in self._loaded
 
-    async def load(self, name: str, origin: Origin, limit_s: float) -> str:
-        """Have the reward loaded; "" or why that cannot be. A process that took too long for it is killed."""
+    async def load(self, name: str, origin: Origin, limit_s: float) -> Failure | None:
+        """Have the reward loaded. A process that takes too long for it is killed.
+
+        Returns the failure of a process that ended. Raises `CannotLoad` where the reward is not to be had there.
+        """
         answer = await self._ask(Load(name, origin.loader, origin.options), limit_s)
         if isinstance(answer, Failure):
-            return answer.told
-        if isinstance(answer, Loaded) and not answer.error:
-            self._loaded.add(name)
-            return ""
-        return answer.error if isinstance(answer, Loaded) else "sent another answer"
+            if answer.fault is Fault.LIMIT:
+                raise CannotLoad(f"its import takes longer than {limit_s:g} s")
+            return answer
+        if not isinstance(answer, Loaded) or answer.error:
+            raise CannotLoad(answer.error if isinstance(answer, Loaded) else "it sent another answer")
+        self._loaded.add(name)
+        return None
 
     async def attempt(self, name: str, call: Call, limit_s: float) -> Outcome:
         """Call the reward; after `limit_s`, or where this is cancelled, the process is killed.

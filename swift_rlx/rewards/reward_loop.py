@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -30,22 +31,18 @@ class RewardLoop:
         """Its result, awaited in another loop."""
         return await asyncio.wrap_future(self.submit(coroutine))
 
-    def close(self, last: Coroutine[Any, Any, None], wait_s: float) -> None:
-        """Cancel what runs, run `last`, and end the thread; waits so long. Another coroutine starts a new one."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is None:
+    def clear(self, last: Coroutine[Any, Any, None], wait_s: float) -> None:
+        """Cancel what runs, then run `last`; waits so long. The loop goes on: what was made in it may be used again."""
+        if self._loop is None:
             last.close()
             return
-        ended = asyncio.run_coroutine_threadsafe(_end(last), loop)
-        ended.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
         try:
-            ended.result(wait_s)
-        except (TimeoutError, asyncio.TimeoutError):  # a reward blocks the loop; the thread is left behind
-            return
+            self.submit(_clear(last)).result(wait_s)
+        except (TimeoutError, FutureTimeout):  # a reward blocks the loop, and is left behind with it
+            self._loop = None
 
 
-async def _end(last: Coroutine[Any, Any, None]) -> None:
+async def _clear(last: Coroutine[Any, Any, None]) -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -56,4 +53,3 @@ async def _end(last: Coroutine[Any, Any, None]) -> None:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
-    loop.close()

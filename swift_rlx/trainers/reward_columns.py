@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from swift.utils import get_logger
-from torch import nn
 
 from swift_rlx.errors import RewardError
 from swift_rlx.integration.reward_names import described_rewards
@@ -32,7 +31,7 @@ class RewardColumnsMixin:
         self, reward_funcs: Any, reward_model: Any = None, reward_templates: Any = None
     ) -> None:
         given = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        args = self.args
+        args, models = self.args, list(reward_model or [])
         self.reward_crew = RewardCrew(
             described_rewards([reward for reward in given if reward is not None], args),
             on_error=OnError.parse(args.reward_on_error),
@@ -50,15 +49,14 @@ class RewardColumnsMixin:
             self.reward_weights.cpu(),
             normalizer(args.reward_normalize, self._reward_keys),
             parse_ensemble(args.reward_ensemble),
-            [at for at, one in enumerate(self.reward_funcs) if isinstance(one, nn.Module)],
+            range(len(rewards), len(rewards) + len(models)),
         )
         self.version_watch = VersionWatch(VersionChange(args.reward_version_change))
         self.reward_versions: dict[str, str] = {}
         """Of the last batch that trained."""
         self._model_versions = {
-            key: digest_of_model(one.config._name_or_path)
-            for key, one in zip(self._reward_keys, self.reward_funcs, strict=False)
-            if isinstance(one, nn.Module)
+            key: digest_of_model(model.config._name_or_path)
+            for key, model in zip(self._reward_keys[len(rewards) :], models, strict=False)
         }
 
     # --- scoring without the pipeline ------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ class RunReward:
 
     async def score_beside(self, completions: Sequence[Any], columns: dict[str, Any]) -> Scored:
         """In the rewards' loop. Raises `NeedsMainThread`, and what the policy says."""
-        assert self.runner is not None
+        if self.runner is None:
+            raise NeedsMainThread
         return await self._crew.loop.run(self.runner.score(completions, columns))
 
     @property
@@ -144,8 +145,8 @@ class RewardCrew:
         return self.loop.submit(self._warm_up())
 
     def close(self) -> None:
-        """End the processes, the loop, and what they are at. What is called later starts them again."""
-        self.loop.close(self.pool.close(), CLOSE_S)
+        """End what rewards are at, and the processes. What is called later starts these again."""
+        self.loop.clear(self.pool.close(), CLOSE_S)
         self._open.close()
         self._is_watching = False
 

@@ -56,7 +56,7 @@ class Lab:
 def lab() -> Iterator[Lab]:
     made = Lab()
     yield made
-    made.loop.close(made.pool.close(), LONG_S)
+    made.loop.clear(made.pool.close(), LONG_S)
 
 
 def advantages(values: tuple[float | None, ...]) -> list[float]:
