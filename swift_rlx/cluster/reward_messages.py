@@ -59,6 +59,12 @@ class Ask(msgspec.Struct, tag=True, frozen=True):
     num_rows: int
     is_single: bool
 
+    @classmethod
+    def of(cls, name: str, call: Call) -> Ask:
+        """A call, with records among its columns reduced to what can be sent."""
+        columns = {column: _sendable(value) for column, value in call.columns.items()}
+        return cls(name, call.first, columns, call.num_rows, call.is_single)
+
     @property
     def call(self) -> Call:
         """With these arguments."""
@@ -98,12 +104,13 @@ def encode_for_scorer(message: ToScorer | FromScorer) -> bytes:
         ) from error
 
 
-def _encode_other(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        plain = {one.name: getattr(value, one.name, None) for one in fields(value)}
-        kept = {name: one for name, one in plain.items() if isinstance(one, _SINGLE)}
-        return msgspec.msgpack.Ext(_RECORD, msgspec.msgpack.encode(kept))
-    return encode_array_or_refuse(value)
+def _sendable(value: Any) -> Any:
+    """A record reduced to its single plain values; anything else as it is."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    plain = {one.name: getattr(value, one.name, None) for one in fields(value)}
+    kept = {name: one for name, one in plain.items() if isinstance(one, _SINGLE)}
+    return msgspec.msgpack.Ext(_RECORD, msgspec.msgpack.encode(kept))
 
 
 def _decode_record(data: memoryview) -> SimpleNamespace:
@@ -111,6 +118,6 @@ def _decode_record(data: memoryview) -> SimpleNamespace:
 
 
 _EXTENSIONS = extension_decoder({_RECORD: _decode_record})
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other, decimal_format="number")
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_array_or_refuse, decimal_format="number")
 TO_SCORER: msgspec.msgpack.Decoder[ToScorer] = msgspec.msgpack.Decoder(ToScorer, ext_hook=_EXTENSIONS)
 FROM_SCORER: msgspec.msgpack.Decoder[FromScorer] = msgspec.msgpack.Decoder(FromScorer, ext_hook=_EXTENSIONS)

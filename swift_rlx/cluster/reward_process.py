@@ -93,7 +93,7 @@ class RewardProcess:
 
         Raises `BackendRejected` for arguments that are no plain data; nothing was sent then.
         """
-        answer = await self._ask(Ask(name, call.first, call.columns, call.num_rows, call.is_single), limit_s)
+        answer = await self._ask(Ask.of(name, call), limit_s)
         if isinstance(answer, Failure):
             return Outcome(failure=answer)
         if isinstance(answer, Answered):

@@ -10,7 +10,7 @@ import odd_rewards
 import pytest
 import torch
 
-from swift_rlx.algorithms import leave_one_out
+from swift_rlx.algorithms import loo_advantages
 from swift_rlx.cluster.reward_pool import ProcessExecution, RewardPool
 from swift_rlx.errors import RewardError
 from swift_rlx.rewards import AlarmWatch, OnError, checked_reward, describe_reward
@@ -62,7 +62,7 @@ def lab() -> Iterator[Lab]:
 def advantages(values: tuple[float | None, ...]) -> list[float]:
     rewards = torch.tensor([0.0 if value is None else value for value in values])
     valid = torch.tensor([value is not None for value in values])
-    return leave_one_out(rewards, torch.zeros(len(values), dtype=torch.long), valid).tolist()
+    return loo_advantages(rewards, torch.zeros(len(values), dtype=torch.long), valid).tolist()
 
 
 @pytest.mark.parametrize("form", ["each", "all_at_once"])

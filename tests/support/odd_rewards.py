@@ -63,13 +63,14 @@ async def limits_itself_async(completion: str, **_: Any) -> float:
     return limits_itself(completion)
 
 
-def _returning(make: Callable[[list[str]], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _returning(name: str, make: Callable[[list[str]], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def returned(completions: list[str], **_: Any) -> Any:
         return make(completions)
 
     async def returned_async(completions: list[str], **_: Any) -> Any:
         return make(completions)
 
+    returned.__qualname__, returned_async.__qualname__ = name, f"{name}_async"  # where they are found
     return returned, returned_async
 
 
@@ -79,14 +80,14 @@ def _numpy(completions: list[str]) -> Any:
     return np.arange(len(completions), dtype=np.float32)
 
 
-one_value, one_value_async = _returning(lambda texts: [1.0])
-too_few, too_few_async = _returning(lambda texts: [1.0] * (len(texts) - 1))
-too_many, too_many_async = _returning(lambda texts: [1.0] * (len(texts) + 1))
-scalar, scalar_async = _returning(lambda texts: 1.0)
-text, text_async = _returning(lambda texts: ["1"] * len(texts))
-table, table_async = _returning(lambda texts: {"a": 1.0})
-generated, generated_async = _returning(lambda texts: (float(at) for at in range(len(texts))))
-array, array_async = _returning(_numpy)
+one_value, one_value_async = _returning("one_value", lambda texts: [1.0])
+too_few, too_few_async = _returning("too_few", lambda texts: [1.0] * (len(texts) - 1))
+too_many, too_many_async = _returning("too_many", lambda texts: [1.0] * (len(texts) + 1))
+scalar, scalar_async = _returning("scalar", lambda texts: 1.0)
+text, text_async = _returning("text", lambda texts: ["1"] * len(texts))
+table, table_async = _returning("table", lambda texts: {"a": 1.0})
+generated, generated_async = _returning("generated", lambda texts: (float(at) for at in range(len(texts))))
+array, array_async = _returning("array", _numpy)
 
 
 def judged(completion: str, solution: str, **_: Any) -> float | None:

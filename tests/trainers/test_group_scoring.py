@@ -1,6 +1,7 @@
 """Groups are scored beside the training, and a reward that cannot be is left to the main thread."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -172,14 +173,15 @@ def test_a_reward_that_groups_wait_for_is_named_once_in_a_while(
             told_twice.set()
 
     async def slow(completion: str, **_: Any) -> float:
-        await told_twice.wait()
+        while not told_twice.is_set():
+            await asyncio.sleep(0.01)
         return 1.0
 
     async def main() -> None:
         one = scorer(slow)
         await asyncio.gather(*(_score(one, prompt) for prompt in range(8)))
 
-    told_twice = asyncio.Event()
+    told_twice = threading.Event()
     monkeypatch.setattr(group_scoring, "SAY_EVERY_S", 0.05)
     monkeypatch.setattr(group_scoring.logger, "warning", say)
     asyncio.run(main())

@@ -71,6 +71,7 @@ def test_a_file_is_found_by_processes_and_the_program_itself_is_not(monkeypatch:
     assert described_rewards(["crew-here"], None)[0].origin is None
 
 
+@pytest.mark.slow  # the process imports ms-swift
 def test_a_plugin_file_that_writes_into_ms_swifts_table_scores_in_a_process(
     crew_of: Make, tmp_path: Path
 ) -> None:
