@@ -84,9 +84,11 @@ def resolve_rewards(values: Any) -> None:
 
 
 def check_ensemble(args: Any) -> None:
-    """Refuse `--reward_ensemble` without at least two reward models. Raises ConfigError."""
+    """Refuse `--reward_ensemble` without at least two reward models, or of no such kind. Raises ConfigError."""
+    from swift_rlx.rewards.ensemble import parse_ensemble
+
     models = len(args.reward_model or [])
-    if args.reward_ensemble != "none" and models < 2:
+    if parse_ensemble(args.reward_ensemble) is not None and models < 2:
         raise ConfigError(
             f"--reward_ensemble {args.reward_ensemble} needs at least two reward models, and there are {models}: give"
             " more --reward_model, or drop it"

@@ -173,7 +173,7 @@ def test_a_reward_that_groups_wait_for_is_named_once_in_a_while(
             told_twice.set()
 
     async def slow(completion: str, **_: Any) -> float:
-        while not told_twice.is_set():
+        while not told_twice.is_set():  # noqa: ASYNC110 (it is set in another thread)
             await asyncio.sleep(0.01)
         return 1.0
 
