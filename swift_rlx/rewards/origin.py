@@ -63,7 +63,7 @@ def origin_of_attribute(name: str, target: Any, args: Mapping[str, Any] | None =
     if home is None or file is None or is_main_file(file):
         return None
     try:
-        found = functools.reduce(getattr, qualified.split("."), home)
+        found = _attribute(home, qualified)
     except AttributeError:
         return None
     options = {
@@ -78,8 +78,14 @@ def load_attribute(
     """The reward that `origin_of_attribute` describes."""
     from swift_rlx.rewards.spec import describe_reward
 
-    target = functools.reduce(getattr, qualified.split("."), import_home(module, file))
+    target = _attribute(import_home(module, file), qualified)
     return describe_reward(name, target, args=as_arguments(args))
+
+
+def _attribute(home: Any, qualified: str) -> Any:
+    for name in qualified.split("."):
+        home = getattr(home, name)
+    return home
 
 
 def as_arguments(args: Mapping[str, Any] | None) -> SimpleNamespace | None:

@@ -74,7 +74,7 @@ class VersionWatch:
         places = [self._place(name, version) for version in found]
         if self.choice is VersionChange.RESCORE:
             return self._seen[name][-1]
-        return self._seen[name][max(*places, self._trained.get(name, 0))]
+        return self._seen[name][max([*places, self._trained.get(name, 0)])]
 
     def _place(self, name: str, version: str) -> int:
         """In the order of versions; one that nobody saw is older than all."""
