@@ -130,7 +130,11 @@ class PolicyGradientTrainer(RewardColumnsMixin, OffPolicyMixin, RolloutMetricsMi
         is_training = self.model.training
         group_size = self.num_generations if is_training else self.num_generations_eval
         group_ids = torch.arange(len(self._rewards_per_func)) // group_size
-        combined = self.combine(self._rewards_per_func, group_ids, update=is_training)
+        usable = self.usable_rows(len(group_ids))
+        counted = self._rewards_per_func.cpu().masked_fill(
+            ~usable[:, None], torch.nan
+        )  # others move no statistic
+        combined = self.combine(counted, group_ids, update=is_training)
         self.record_objectives(combined)
         rewards = combined.rewards_B
         if self.args.reward_clip is not None:
@@ -143,7 +147,7 @@ class PolicyGradientTrainer(RewardColumnsMixin, OffPolicyMixin, RolloutMetricsMi
 
         return Rollout(
             rewards_N=rewards,
-            valid_N=combined.valid_B & self.usable_rows(rewards.shape[0]),
+            valid_N=combined.valid_B,
             group_ids_N=group_ids,
             rows=slice(start, start + num_rows),
             mask_nT=stack_rows([batch.completion_mask for batch in batches]).bool().cpu(),
