@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from swift_rlx.cluster.messages import FromWorker, ToWorker, encode
+from swift_rlx.cluster.messages import encode
 from swift_rlx.errors import BackendRejected
 
 Incoming = TypeVar("Incoming")
@@ -36,25 +37,30 @@ class Channel(Generic[Incoming]):
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         decoder: msgspec.msgpack.Decoder[Incoming],
+        encoder: Callable[[Any], bytes] = encode,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._decoder = decoder
+        self._encoder = encoder
 
     @classmethod
     async def open(
-        cls, connection: socket.socket, decoder: msgspec.msgpack.Decoder[Incoming]
+        cls,
+        connection: socket.socket,
+        decoder: msgspec.msgpack.Decoder[Incoming],
+        encoder: Callable[[Any], bytes] = encode,
     ) -> Channel[Incoming]:
         """Over a connected socket, which now belongs to the channel."""
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_BUFFER_BYTES)
-        return cls(reader, writer, decoder)
+        return cls(reader, writer, decoder, encoder)
 
-    def send(self, message: ToWorker | FromWorker) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Queue a message; the queue has no bound of its own. To a side that is gone, nothing is sent.
 
         Raises `BackendRejected` for what cannot travel or is larger than `MAX_MESSAGE_BYTES`.
         """
-        data = encode(message)
+        data = self._encoder(message)
         if len(data) > MAX_MESSAGE_BYTES:
             raise BackendRejected(
                 f"{type(message).__name__} of {len(data)} bytes is refused: a message may have {MAX_MESSAGE_BYTES}"

@@ -51,7 +51,7 @@ class Launch:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**_environment(self.environment), MARK: mark},
+                env={**without_ranks(self.environment), MARK: mark},
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
@@ -88,7 +88,8 @@ def check_system() -> None:
         ) from error
 
 
-def _environment(changes: Mapping[str, str]) -> dict[str, str]:
+def without_ranks(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that joins no group of ranks: ours without `RANKS_ONLY`, and with `changes`."""
     kept = {
         name: value
         for name, value in os.environ.items()

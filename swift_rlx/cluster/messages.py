@@ -18,6 +18,7 @@ data such as `Completion.info`. Nothing else is understood, and nothing that is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -211,7 +212,8 @@ def encode(message: ToWorker | FromWorker) -> bytes:
         ) from error
 
 
-def _encode_other(value: Any) -> Any:
+def encode_array_or_refuse(value: Any) -> Any:
+    """What msgspec does not know as what it does: numbers and arrays of numpy. Raises TypeError for anything else."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -226,9 +228,21 @@ def _encode_other(value: Any) -> Any:
     raise TypeError(f"an object of type {type(value).__name__}")
 
 
-def _decode_extension(code: int, data: memoryview) -> Any:
-    if code != _ARRAY:
-        raise ValueError(f"unknown extension {code}")
+def extension_decoder(
+    others: Mapping[int, Callable[[memoryview], Any]],
+) -> Callable[[int, memoryview], Any]:
+    """Decodes arrays and, by their codes, `others`."""
+    known = {_ARRAY: _decode_array, **others}
+
+    def decode(code: int, data: memoryview) -> Any:
+        if code not in known:
+            raise ValueError(f"unknown extension {code}")
+        return known[code](data)
+
+    return decode
+
+
+def _decode_array(data: memoryview) -> Any:
     dtype_text, shape, raw = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], memoryview])
     dtype = np.dtype(dtype_text)
     if dtype.kind not in _KINDS:
@@ -240,7 +254,8 @@ def _decode_other(kind: Any, value: Any) -> Any:
     return value  # arrays were made by `_decode_extension`; what is no array is refused by its type
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_decode_extension = extension_decoder({})
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_array_or_refuse)
 TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(
     ToWorker, ext_hook=_decode_extension, dec_hook=_decode_other
 )

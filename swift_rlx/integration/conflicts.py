@@ -14,6 +14,7 @@ from swift.utils import get_dist_setting, get_logger
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import ALIASES, Algorithm
+from swift_rlx.integration.reward_fields import check_ensemble
 
 logger = get_logger()
 
@@ -235,6 +236,7 @@ def _check_reward_source(args: Any, algorithm: Algorithm) -> None:
             f"--reward_weights has {len(args.reward_weights)} numbers for {sources} rewards; give one for each of"
             " --reward_funcs, then --reward_model, then the gym reward"
         )
+    check_ensemble(args)
 
 
 def _check_resume(args: Any, algorithm: Algorithm) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import Algorithm
 from swift_rlx.integration.off_policy_fields import OffPolicyFields, resolve_off_policy
+from swift_rlx.integration.reward_fields import RewardFields, resolve_rewards
 from swift_rlx.integration.rollout_fields import RolloutFields, resolve_rollout
 from swift_rlx.integration.share_prompt_field import SharePromptField, refuse_share_prompt
 
@@ -14,7 +15,7 @@ Baseline = Literal["auto", "loo", "mean", "ema", "none"]
 
 
 @dataclass
-class RLXFields(RolloutFields, OffPolicyFields, SharePromptField):
+class RLXFields(RolloutFields, OffPolicyFields, RewardFields, SharePromptField):
     """New fields; HfArgumentParser turns each into a flag, a YAML key and a keyword of RLHFArguments.
 
     The annotations are evaluated in ms-swift's module, hence `Optional` instead of the `|` of newer Pythons.
@@ -66,6 +67,7 @@ def adopt(values: Any, algorithm: Algorithm) -> None:
     resolve_rollout(values, FIELD_DEFAULTS)
     resolve_off_policy(values, algorithm.name)
     OnError.parse(values.reward_on_error)
+    resolve_rewards(values)
     refuse_share_prompt(values)
     if values.beta is None:
         values.beta = algorithm.beta

@@ -7,6 +7,8 @@ file registers later. Names that ms-swift has already stay ms-swift's.
 
 import difflib
 import importlib.util
+import os
+import sys
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -18,11 +20,20 @@ from swift_rlx.rewards import (
     AsyncCheckedReward,
     CheckedReward,
     OnError,
-    RewardSpec,
+    Reward,
     callable_name,
     checked_reward,
     describe_reward,
 )
+from swift_rlx.rewards.origin import (
+    Origin,
+    as_arguments,
+    import_home,
+    is_main_file,
+    origin_of_attribute,
+    origin_of_registered,
+)
+from swift_rlx.rewards.source import is_source
 
 NEEDS_MATH_VERIFY = ("accuracy", "cosine")
 MS_SWIFT = "ms-swift"
@@ -77,22 +88,64 @@ def check_reward_names(names: list[Any]) -> None:
 def build_rewards(rewards: list[Any], args: Any) -> list[Checked]:
     """A checked reward for each name, class, function or object of `rewards`, in order."""
     on_error = OnError.parse(getattr(args, "reward_on_error", "raise"))
-    built: list[Checked] = []
-    for reward in rewards:
-        if isinstance(reward, Checked):
-            built.append(reward)
-            continue
-        if isinstance(reward, str):
-            name, (target, provider) = reward, _find(reward)
-        else:
-            name, target, provider = callable_name(reward), reward, None
-        built.append(checked_reward(describe_reward(name, target, provider=provider, args=args), on_error))
-    return built
+    return [checked_reward(reward, on_error) for reward in described_rewards(rewards, args)]
 
 
-def sets_alarm(spec: RewardSpec) -> bool:
-    """Whether it is one of ms-swift's that limit their time by a signal, which works in the main thread only."""
-    return spec.name in NEEDS_MATH_VERIFY and spec.provider.name == MS_SWIFT
+def described_rewards(rewards: list[Any], args: Any) -> list[Reward]:
+    """Each name, class, function or object of `rewards` described, in order, and how another process finds it."""
+    return [_described(reward, args) for reward in rewards]
+
+
+def _described(reward: Any, args: Any) -> Reward:
+    if not isinstance(reward, str):
+        name = reward.name if is_source(reward) else callable_name(reward)
+        return describe_reward(
+            name, reward, args=args, origin=origin_of_attribute(name, reward, plain_arguments(args))
+        )
+    target, provider = _find(reward)
+    if provider in REWARDS.providers(reward):
+        origin = origin_of_registered(reward, provider, plain_arguments(args))
+    else:
+        origin = _origin_in_ms_swift(reward, target, args)
+    return describe_reward(reward, target, provider=provider, args=args, origin=origin)
+
+
+def _origin_in_ms_swift(name: str, target: Any, args: Any) -> Origin | None:
+    """Of ms-swift's own, or of one that a plugin file wrote into its table."""
+    options: dict[str, Any] = {"name": name, "args": plain_arguments(args)}
+    module = _module_of(target)
+    if not module.startswith("swift."):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is None or is_main_file(file):
+            return None
+        options |= {"module": module, "file": os.path.abspath(file)}
+    return Origin("swift_rlx.integration.reward_names:load_from_ms_swift", options)
+
+
+def load_from_ms_swift(
+    name: str, module: str | None = None, file: str | None = None, args: dict[str, Any] | None = None
+) -> Reward:
+    """The reward of ms-swift's table, in another process; a plugin file that writes it is imported before."""
+    import_home(module, file)
+    target, provider = _find(name)
+    return describe_reward(name, target, provider=provider, args=as_arguments(args))
+
+
+def plain_arguments(args: Any) -> dict[str, Any] | None:
+    """The training arguments that are numbers, texts, or lists of these: what a reward in another process gets."""
+    if args is None:
+        return None
+    return {name: value for name, value in vars(args).items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def _module_of(target: Any) -> str:
+    return str(getattr(target, "__module__", type(target).__module__))
 
 
 def _find(name: str) -> tuple[Any, Provider]:
@@ -102,7 +155,7 @@ def _find(name: str) -> tuple[Any, Provider]:
     own = {key: value for key, value in orms.items() if not isinstance(value, StandIn)}
     if name not in own:
         return _from_registry(name, own), REWARDS.providers(name)[0]
-    module = getattr(own[name], "__module__", type(own[name]).__module__)
+    module = _module_of(own[name])
     owner = (
         Provider(MS_SWIFT, version(MS_SWIFT)) if module.startswith("swift.") else Provider(f"module {module}")
     )

@@ -212,11 +212,11 @@ def _shown(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def device_ids(text: str | None) -> tuple[str, ...]:
-    """The ids of `--rollout_devices`. Raises ConfigError unless they are different whole numbers."""
+def device_ids(text: str | None, flag: str = "rollout_devices") -> tuple[str, ...]:
+    """The ids of `--rollout_devices` and its likes. Raises ConfigError unless they are different whole numbers."""
     ids = tuple(part.strip() for part in (text or "").split(",")) if text else ()
     if not all(part.isdigit() for part in ids) or len(set(ids)) < len(ids):
-        raise ConfigError(f"--rollout_devices {text} is refused: give different numbers, such as 4,5,6,7")
+        raise ConfigError(f"--{flag} {text} is refused: give different numbers, such as 4,5,6,7")
     return ids
 
 

@@ -11,11 +11,15 @@ from swift_rlx.rewards.spec import RewardSpec
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one call of the reward's function. `num_rows` values are expected back."""
+    """Arguments of one call of the reward's function. `num_rows` values are expected back.
+
+    is_single: one completion, for which one value comes back, and not a list of one.
+    """
 
     first: Any
     columns: dict[str, Any]
     num_rows: int
+    is_single: bool = False
 
 
 class RewardBatch:
@@ -55,7 +59,7 @@ class RewardBatch:
     def single(self, row: int) -> Call:
         """One row as plain values, for a per-completion reward."""
         columns = {name: v[row] if _per_row(v) else v for name, v in self._columns.items()}
-        return Call(self._completions[row], columns, 1)
+        return Call(self._completions[row], columns, 1, is_single=True)
 
     def describe(self, row: int) -> str:
         """The row for a message: its index, the start of its completion and of its prompt."""

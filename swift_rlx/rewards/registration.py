@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.registry import Registry
+from swift_rlx.rewards.origin import as_arguments, import_home
+from swift_rlx.rewards.rate import RateLimits
 from swift_rlx.rewards.spec import MARK, Reward, RewardMark, Scope, describe_reward
 
 REWARDS = Registry(kind="reward", group="swift_rlx.rewards")
@@ -18,7 +20,15 @@ REWARDS = Registry(kind="reward", group="swift_rlx.rewards")
 T = TypeVar("T")
 
 
-def register_reward(name: str, *, version: str | None = None, scope: Scope = "group") -> Callable[[T], T]:
+def register_reward(
+    name: str,
+    *,
+    version: str | None = None,
+    scope: Scope = "group",
+    thread_safe: bool = False,
+    cache: bool = False,
+    limits: RateLimits | None = None,
+) -> Callable[[T], T]:
     """Make a function, a class or a callable object usable as `--reward_funcs name`.
 
     Forms, told apart by the name of the first parameter: `completion` (or `response`), one completion per
@@ -30,8 +40,11 @@ def register_reward(name: str, *, version: str | None = None, scope: Scope = "gr
     version: told apart in logs and stored scores; by default the version of the distribution that offers the
     reward. scope: what one call of a list-form reward should see. 'group': the completions of one prompt
     suffice, and where the call fails it is repeated row by row to find the rows to blame. 'batch': the values
-    depend on the whole batch; it is called once with all rows of this rank and is never split. At present
-    both are called with all rows of the rank.
+    depend on the whole batch; it is called once with all rows of this rank and is never split.
+    thread_safe: a synchronous reward may run in several threads of the trainer's process at a time, instead of in
+    processes of its own; it must not set alarms, and a call that hangs cannot be ended there. cache: a score depends
+    on the prompt, the completion and the data set's columns alone, so that it is asked for once. limits: how fast the
+    reward may be called.
 
     Returns a decorator that hands back its argument unchanged. Raises ConfigError for an unusable name or
     scope.
@@ -50,7 +63,7 @@ def register_reward(name: str, *, version: str | None = None, scope: Scope = "gr
 
     def register(target: T) -> T:
         try:
-            setattr(target, MARK, RewardMark(version=version, scope=scope))
+            setattr(target, MARK, RewardMark(version, scope, thread_safe, cache, limits))
         except AttributeError:
             raise ConfigError(
                 f"register_reward({name!r}) got {target!r}, which takes no attributes: register a function, "
@@ -71,3 +84,11 @@ def resolve_reward(name: str, args: Any = None) -> Reward:
     target = REWARDS.get(name)
     [provider] = REWARDS.providers(name)
     return describe_reward(name, target, provider=provider, args=args)
+
+
+def load_registered(
+    name: str, module: str | None = None, file: str | None = None, args: dict[str, Any] | None = None
+) -> Reward:
+    """The reward that `origin_of_registered` describes, in another process."""
+    import_home(module, file)
+    return resolve_reward(name, as_arguments(args))

@@ -3,11 +3,16 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from swift_rlx.errors import PluginError
 from swift_rlx.registry import Provider, one_line
+from swift_rlx.rewards.origin import Origin
+from swift_rlx.rewards.rate import RateLimits
+from swift_rlx.rewards.source import SourceCall, is_source
+from swift_rlx.rewards.versions import digest_of_source
 
 Scope = Literal["group", "batch"]
 
@@ -22,6 +27,9 @@ class RewardMark:
 
     version: str | None = None
     scope: Scope = "group"
+    thread_safe: bool = False
+    cache: bool = False
+    limits: RateLimits | None = None
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class RewardSpec:
 
     per_completion: called once per completion, not once with the list. required_columns: parameters without a
     default, beyond the first. bound_columns: fixed by functools.partial, so no column of that name is passed.
+    thread_safe: may run in threads of the trainer's process. cache: its scores may be kept.
     """
 
     name: str
@@ -43,6 +52,8 @@ class RewardSpec:
     optional_columns: tuple[str, ...]
     bound_columns: frozenset[str]
     takes_any_column: bool
+    thread_safe: bool = False
+    cache: bool = False
 
     @property
     def label(self) -> str:
@@ -52,11 +63,32 @@ class RewardSpec:
 
 @dataclass(frozen=True)
 class Reward:
-    """A described reward. `target` is the function, class or object as it was offered."""
+    """A described reward. `target` is the function, class or object as it was offered.
+
+    origin: how another process finds it; None where it cannot. limits: how fast it may be called.
+    """
 
     spec: RewardSpec
     target: Any
     args: Any = None
+    origin: Origin | None = None
+    limits: RateLimits = field(default_factory=RateLimits)
+
+    @property
+    def version(self) -> str:
+        """What scores now: a source's own word, or what was declared, or the distribution's, or the code's digest."""
+        if isinstance(self.target, SourceCall):
+            return str(self.target.source.version)
+        return self.spec.version or self._digest
+
+    @property
+    def is_source(self) -> bool:
+        """Whether its version may change while it is used."""
+        return isinstance(self.target, SourceCall)
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of_source(self.target)
 
     def build(self) -> Callable[..., Any]:
         """The callable itself: a class is constructed, with `args=self.args` where its `__init__` takes that.
@@ -80,25 +112,35 @@ class Reward:
 
 
 def describe_reward(
-    name: str, target: Any, *, provider: Provider | str | None = None, args: Any = None
+    name: str,
+    target: Any,
+    *,
+    provider: Provider | str | None = None,
+    args: Any = None,
+    origin: Origin | None = None,
 ) -> Reward:
     """Read how `target` wants to be called; nothing is constructed or called.
 
     target: a function (also a lambda, a bound method, functools.partial), a class whose objects are callable,
-    or such an object; ms-swift's ORM and AsyncORM classes are such classes. provider: named in messages; by
-    default the module of the target.
+    or such an object; ms-swift's ORM and AsyncORM classes are such classes; or a `RewardSource`. provider: named in
+    messages; by default the module of the target.
 
     Raises PluginError: not callable, or its first parameter is not called `completion`, `response`,
     `completions` or `responses`, or a further parameter cannot be passed by keyword.
     """
+    source = target if is_source(target) else None
+    if source is not None:
+        target = SourceCall(source)
     if provider is None:
-        provider = f"module {getattr(target, '__module__', None) or type(target).__module__}"
+        owner_of = target if source is None else source
+        provider = f"module {getattr(owner_of, '__module__', None) or type(owner_of).__module__}"
     owner = provider if isinstance(provider, Provider) else Provider(provider)
     label = f"reward {name!r} ({owner})"
     function, bound = _unwrap_partials(target)
     first, *rest = _parameters(target, label)
     columns = [p for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     mark: RewardMark = getattr(target, MARK, None) or getattr(function, MARK, None) or RewardMark()
+    declared = source if source is not None else function
     per_completion = first.name in ONE_COMPLETION
     if per_completion and mark.scope == "batch":
         raise PluginError(f"{label} takes one {first.name!r} but asks for scope 'batch': take `completions`")
@@ -114,8 +156,11 @@ def describe_reward(
         optional_columns=tuple(p.name for p in columns if p.default is not p.empty),
         bound_columns=bound,
         takes_any_column=any(p.kind is p.VAR_KEYWORD for p in rest),
+        thread_safe=mark.thread_safe or getattr(declared, "thread_safe", False) is True,
+        cache=mark.cache,
     )
-    return Reward(spec=spec, target=target, args=args)
+    limits = mark.limits or getattr(declared, "limits", None)
+    return Reward(spec, target, args, origin, limits if isinstance(limits, RateLimits) else RateLimits())
 
 
 def callable_name(target: Any) -> str:

@@ -1,6 +1,7 @@
 """What a reward may return, and turning it into floats."""
 
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import islice
@@ -8,7 +9,6 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-import torch
 
 
 class NotAReward(TypeError):
@@ -32,7 +32,7 @@ def entries(returned: Any, num_rows: int) -> list[Any]:
     """
     _refuse_coroutine(returned)
     expected = f"it must return {num_rows} numbers (or None), one per completion"
-    if isinstance(returned, torch.Tensor | np.ndarray):
+    if _is_array(returned):
         if returned.ndim != 1:
             raise NotAReward(f"returned an array of shape {tuple(returned.shape)}: {expected}")
         returned = returned.tolist()
@@ -50,7 +50,7 @@ def number(entry: Any) -> float | None:
     anything else.
     """
     _refuse_coroutine(entry)
-    if isinstance(entry, np.generic) or (isinstance(entry, torch.Tensor | np.ndarray) and entry.ndim == 0):
+    if isinstance(entry, np.generic) or (_is_array(entry) and entry.ndim == 0):
         entry = entry.item()
     if entry is None:
         return None
@@ -60,6 +60,12 @@ def number(entry: Any) -> float | None:
         return float(entry)
     except OverflowError:
         return float("inf")
+
+
+def _is_array(value: Any) -> bool:
+    """Of numpy or torch; torch is not imported here, so that a process that scores without it stays small."""
+    torch = sys.modules.get("torch")
+    return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
 
 def _refuse_coroutine(returned: Any) -> None:

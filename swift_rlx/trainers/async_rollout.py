@@ -144,6 +144,7 @@ class AsyncRolloutMixin:
             if pipeline is not None:
                 pipeline.close()
         finally:
+            self.reward_crew.close()
             if directory is not None:
                 directory.remove()
 
@@ -272,7 +273,9 @@ class AsyncRolloutMixin:
         if self.use_gym_env:
             total = torch.tensor([s.rollout_infos["total_reward"] for s in samples], device=scores.device)
             scores[:, -1] = self.accelerator.gather(total.float())
-        self.record_failures(None if self.pipeline is None else self.pipeline.take_failures())
+        own = {reward.name: reward.version for reward in self.checked_rewards}
+        self.note_versions(own | self._picked.versions)
+        self.record_failures(None if self.pipeline is None else self.pipeline.take_counters())
         self._rewards_per_func = scores
         return samples
 

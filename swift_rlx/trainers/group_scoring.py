@@ -1,56 +1,64 @@
 """Scoring in the pipeline: one group at a time, while the trainer trains.
 
-A reward runs in one of three places:
-
-    async function                                the pipeline's event loop
-    sync function                                 a thread of its own
-    reward model, `scope="batch"`, an alarm set   late: the trainer's main thread, when the batch is picked up
-
-That a reward sets an alarm, as verifiers do to limit their time, is known of ms-swift's, and of others seen at their
-first call.
+Reward models, rewards of the whole batch, and those that turn out to need this process's main thread are late: they
+score when the batch is picked up. Where the others run, `reward_crew` says.
 """
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
 from swift.utils import get_logger
 
 from swift_rlx.errors import ConfigError
-from swift_rlx.integration.reward_names import Checked, sets_alarm
-from swift_rlx.rewards import AlarmWatch
-from swift_rlx.trainers.reward_calls import calls_of
+from swift_rlx.rewards import RewardCounters
+from swift_rlx.rewards.execution import NeedsMainThread
+from swift_rlx.rewards.runner import Scored
+from swift_rlx.rewards.version_watch import VersionChange, VersionWatch
+from swift_rlx.trainers.reward_crew import RunReward
 from swift_rlx.trainers.spread_filter import SpreadFilter
-from swift_rlx.types import Completion, Prompt, RewardPart, Score, TrajectoryGroup
+from swift_rlx.types import Completion, Prompt, RewardPart, Score, TrainBatch, TrainGroup, TrajectoryGroup
 
 logger = get_logger()
 SAY_EVERY_S = 60.0
 """How often a reward is named that a group waits for."""
 
 
-def is_late(reward: Checked | None) -> bool:
+def is_late(reward: RunReward | None) -> bool:
     """Whether a reward (None: a reward model) is known to score only when a batch is picked up."""
-    return reward is None or reward.spec.scope == "batch" or sets_alarm(reward.spec)
+    return reward is None or reward.runner is None
+
+
+@dataclass(frozen=True)
+class OneVersion:
+    """A batch whose rows have one version of each reward; `left_out`: (epoch, index) of groups that do not train."""
+
+    batch: TrainBatch
+    versions: dict[str, str]
+    left_out: frozenset[tuple[int, int]] = frozenset()
 
 
 class GroupScorer:
     """Scores the completions of a prompt with the rewards that can run beside the training.
 
     `rewards`: None in the place of a reward model. `spread`: turns groups away, where every reward is scored here.
-    `has_environment`: conversations bring a reward of their own. `late`: the columns that are left to the pick-up; it
-    grows when a reward turns out to need the main thread.
+    `has_environment`: conversations bring a reward of their own. `versions`: notices that a reward changes. `late`: the
+    columns that are left to the pick-up; it grows when a reward turns out to need the main thread.
     """
 
     def __init__(
         self,
-        rewards: Sequence[Checked | None],
+        rewards: Sequence[RunReward | None],
         encoder: Any,
         trainer_state: Any,
         spread: SpreadFilter | None = None,
         has_environment: bool = False,
+        versions: VersionWatch | None = None,
     ) -> None:
         self.spread = spread
         self.on_scored: Callable[[str, float, float, int], None] = lambda name, begin_s, end_s, rows: None
@@ -59,13 +67,8 @@ class GroupScorer:
         self._rewards = rewards
         self._encoder = encoder
         self._trainer_state = trainer_state
-        self._watch = AlarmWatch()
-        self._calls = {
-            at: calls_of(reward, self._watch)
-            for at, reward in enumerate(rewards)
-            if reward is not None and at not in self.late
-        }
-        self._failed: deque[tuple[str, int]] = deque()
+        self._versions = versions or VersionWatch(VersionChange.STOP)
+        self._counters: deque[tuple[str, RewardCounters]] = deque()
         self._said_s: dict[str, float] = {}
 
     def go_on_from(self, groups: Iterable[TrajectoryGroup]) -> None:
@@ -82,34 +85,33 @@ class GroupScorer:
         """Whether rewards come in beside those that are scored here."""
         return bool(self.late) or self._has_environment
 
-    def watching(self) -> Any:
-        """A context in which rewards that need the main thread are noticed."""
-        return self._watch.installed()
-
     async def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score a completion. Raises what a reward raises under `--reward_on_error raise`.
 
         Raises ConfigError where `--dynamic_sample` has no say any more, because a reward turns out to be late.
         """
-        samples = [sample_of(self._encoder, prompt, completion) for completion in completions]
-        now = [at for at in range(len(self._rewards)) if at not in self.late]
-        columns = _columns(samples, self._trainer_state)
-        values = await asyncio.gather(*(self._timed(at, samples, columns) for at in now))
-        by_column = {at: column for at, column in zip(now, values, strict=True) if column is not None}
-        scores = [self._one_score(row, by_column) for row in range(len(completions))]
+        scores = await self._scores(prompt, completions)
         if self.spread is not None:
             self.spread.check(scores)
         return scores
 
-    async def _timed(self, at: int, samples: list[Any], columns: dict[str, Any]) -> list[float | None] | None:
+    async def _scores(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        samples = [sample_of(self._encoder, prompt, completion) for completion in completions]
+        now = [at for at in range(len(self._rewards)) if at not in self.late]
+        columns = _columns(samples, self._trainer_state)
+        found = await asyncio.gather(*(self._timed(at, samples, columns) for at in now))
+        by_column = {at: scored for at, scored in zip(now, found, strict=True) if scored is not None}
+        return [self._one_score(row, by_column) for row in range(len(completions))]
+
+    async def _timed(self, at: int, samples: list[Any], columns: dict[str, Any]) -> Scored | None:
         begin_s, name = time.monotonic(), self._rewards[at].name
         waiting = asyncio.ensure_future(self._say_what_is_waited_for(name, begin_s))
         try:
-            values = await self._score(at, samples, columns)
+            scored = await self._score(at, samples, columns)
         finally:
             waiting.cancel()
         self.on_scored(name, begin_s, time.monotonic(), len(samples))
-        return values
+        return scored
 
     async def _say_what_is_waited_for(self, name: str, begin_s: float) -> None:
         """Once for all the groups that wait for the same reward."""
@@ -120,15 +122,20 @@ class GroupScorer:
                 self._said_s[name] = now_s
                 logger.warning(f"a group has waited {now_s - begin_s:.0f} s for the reward {name}")
 
-    async def _score(self, at: int, samples: list[Any], columns: dict[str, Any]) -> list[float | None] | None:
+    async def _score(self, at: int, samples: list[Any], columns: dict[str, Any]) -> Scored | None:
         """None where the reward is late from now on."""
-        scored = await self._calls[at].score([sample.messages[-1]["content"] for sample in samples], columns)
-        if scored.needs_main_thread:
+        reward = self._rewards[at]
+        try:
+            scored = await reward.score_beside(
+                [sample.messages[-1]["content"] for sample in samples], columns
+            )
+        except NeedsMainThread:
             self._make_late(at)
         if at in self.late:
             return None
-        self._failed.append((self._rewards[at].name, scored.counters.failed))
-        return scored.values
+        self._versions.see(reward.name, scored.version)
+        self._counters.append((reward.name, scored.counters))
+        return scored
 
     def _make_late(self, at: int) -> None:
         name = self._rewards[at].name
@@ -144,26 +151,83 @@ class GroupScorer:
                 " when a batch is picked up, not beside the training"
             )
 
-    def _one_score(self, row: int, by_column: dict[int, list[float | None]]) -> Score:
+    def _one_score(self, row: int, by_column: dict[int, Scored]) -> Score:
         parts = tuple(
-            RewardPart(self._rewards[at].name, column[row], self._rewards[at].spec.version or "")
-            for at, column in sorted(by_column.items())
+            RewardPart(self._rewards[at].name, scored.values[row], scored.version)
+            for at, scored in sorted(by_column.items())
         )
         is_scored = self._has_more or any(part.value is not None for part in parts)
         return Score(0.0 if is_scored else None, parts)
 
-    def take_failures(self) -> Counter[str]:
-        """Rows that failed here since the last call, by the name of the reward. From any thread."""
-        taken: Counter[str] = Counter()
-        while self._failed:
-            name, rows = self._failed.popleft()
-            taken[name] += rows
+    def take_counters(self) -> dict[str, RewardCounters]:
+        """What happened here since the last call, by the name of the reward. From any thread."""
+        taken: dict[str, RewardCounters] = {}
+        while self._counters:
+            name, counters = self._counters.popleft()
+            taken.setdefault(name, RewardCounters()).add(counters)
         return taken
 
-    def close(self) -> None:
-        """No more scoring; a reward that still runs is left behind."""
-        for calls in self._calls.values():
-            calls.close()
+    # --- a batch that is picked up ---------------------------------------------------------------------------------
+
+    def of_one_version(self, batch: TrainBatch) -> OneVersion:
+        """The batch without a mixture of versions: answers of others are scored again or left out, as was chosen.
+
+        In the trainer's thread; waits for what is scored again. Raises what that raises, and RewardError where the
+        reward goes on to change.
+        """
+        found: dict[str, set[str]] = {}
+        for group in batch.groups:
+            for name, version in _versions_in(group.group):
+                found.setdefault(name, set()).add(version)
+        target = self._versions.target(found)
+        old = [
+            at
+            for at, group in enumerate(batch.groups)
+            if any(target[name] != version for name, version in _versions_in(group.group))
+        ]
+        left_out: frozenset[tuple[int, int]] = frozenset()
+        if old and self._versions.choice is VersionChange.RESCORE:
+            batch, target = self._rescored(batch, old)
+        elif old:
+            left_out = frozenset(batch.groups[at].group.prompt.key for at in old)
+            logger.warning(f"{len(old)} groups do not train: they were scored by a version before {target}")
+        self._versions.trained(target)
+        return OneVersion(batch, target, left_out)
+
+    def _rescored(self, batch: TrainBatch, old: Sequence[int]) -> tuple[TrainBatch, dict[str, str]]:
+        logger.info(f"{len(old)} groups are scored again, by the rewards' new versions")
+        groups = list(batch.groups)
+        for at in old:
+            groups[at] = _with_scores(groups[at], self._wait_for_scores(groups[at].group))
+        found = {pair for group in groups for pair in _versions_in(group.group)}
+        versions = dict(found)
+        if len(versions) < len(found):  # it has changed again: now all of them are of an old version
+            return self._rescored(replace(batch, groups=tuple(groups)), self._of_old_versions(groups))
+        return replace(batch, groups=tuple(groups)), versions
+
+    def _of_old_versions(self, groups: Sequence[TrainGroup]) -> list[int]:
+        return [
+            at
+            for at, group in enumerate(groups)
+            if any(self._versions.newest(name) != version for name, version in _versions_in(group.group))
+        ]
+
+    def _wait_for_scores(self, group: TrajectoryGroup) -> list[Score]:
+        scoring = self._scores(group.prompt, [member.completion for member in group.members])
+        loop = next(one.loop for one in self._rewards if one is not None)
+        scored: Future[list[Score]] = loop.submit(scoring)
+        return scored.result()
+
+
+def _versions_in(group: TrajectoryGroup) -> set[tuple[str, str]]:
+    return {(part.name, part.version) for member in group.members for part in member.score.breakdown}
+
+
+def _with_scores(group: TrainGroup, scores: Sequence[Score]) -> TrainGroup:
+    members = tuple(
+        replace(member, score=score) for member, score in zip(group.group.members, scores, strict=True)
+    )
+    return replace(group, group=replace(group.group, members=members))
 
 
 def sample_of(encoder: Any, prompt: Prompt, completion: Completion) -> Any:

@@ -1,7 +1,6 @@
 """What runs beside the training on rank 0: workers, scheduler, scoring; started once, ended whatever happens."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightUpdate, r
 from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import SchedulingError
 from swift_rlx.monitors import Monitor, WatchedBackend
+from swift_rlx.rewards import RewardCounters
 from swift_rlx.scheduler import RolloutConfig
 from swift_rlx.scheduler.journal import Journal
 from swift_rlx.scheduler.resume import PromptOf, RolloutState
@@ -21,7 +21,7 @@ from swift_rlx.scheduler.threaded import RolloutThread
 from swift_rlx.trainers.crew import Crew, close_all
 from swift_rlx.trainers.epoch_order import EpochPrompts
 from swift_rlx.trainers.group_scoring import GroupScorer
-from swift_rlx.trainers.rollout_rows import PickedBatch, rows_of_batch
+from swift_rlx.trainers.rollout_rows import PickedBatch, leave_out, rows_of_batch
 from swift_rlx.types import PolicyVersion, TrainBatch
 
 logger = get_logger()
@@ -71,8 +71,6 @@ class RolloutPipeline:
         self._wrap = wrap
         self._monitor = monitor
         self._open = ExitStack()
-        self._open.enter_context(scorer.watching())
-        self._open.callback(scorer.close)
         self._open.callback(self._close_journal)
         self.thread = RolloutThread(
             plan.config,
@@ -102,9 +100,9 @@ class RolloutPipeline:
         # What is watched is what the scheduler sees: with conversations, one answer of all turns.
         return [WatchedBackend(self._wrap(each), self._monitor, time.monotonic) for each in self.workers]
 
-    def take_failures(self) -> Counter[str]:
-        """Rows that rewards failed on since the last call, by their names."""
-        return self._scorer.take_failures()
+    def take_counters(self) -> dict[str, RewardCounters]:
+        """What happened to the rewards since the last call, by their names."""
+        return self._scorer.take_counters()
 
     def refresh(self) -> int:
         """Have what is ready and older than the trainer's weights generated again; returns how many groups."""
@@ -118,8 +116,11 @@ class RolloutPipeline:
         if self._scorer.spread is not None:
             self._scorer.spread.picked_up()
         config = self.plan.config
-        rows = rows_of_batch(batch, config.batch_groups, config.group_size, self.plan.columns)
-        return batch, PickedBatch(batch.step, batch.waited_s, sorted(self._scorer.late), rows)
+        one_version = self._scorer.of_one_version(batch)
+        rows = rows_of_batch(one_version.batch, config.batch_groups, config.group_size, self.plan.columns)
+        rows = leave_out(rows, one_version.left_out)
+        late = sorted(self._scorer.late)
+        return batch, PickedBatch(batch.step, batch.waited_s, late, rows, one_version.versions)
 
     def publish(self, files: WeightFiles) -> PolicyVersion:
         """Offer the weights after one more optimizer step; returns at once."""

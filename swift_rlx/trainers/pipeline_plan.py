@@ -39,6 +39,8 @@ BEFORE_FIRST = PolicyVersion(-1, 0)
 WARM_UP_S = 600.0
 STALL_S, STALL_SHARE = 45.0, 0.15
 """How long workers may be without a word: so many seconds or, where that is more, this share of --rollout_timeout_s."""
+SCORE_LIMIT_S, SCORE_LIMITS = 300.0, 10.0
+"""How long the scoring of a group may take: so many seconds or, where that is more, times --reward_timeout_s."""
 SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
 SWIFT_OPTIONS = ("attn_impl", "experts_impl", "rope_scaling", "new_special_tokens")
 
@@ -87,6 +89,7 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         request_timeout_s=args.rollout_timeout_s,
         retries=args.rollout_retries,
         warm_up_limit_s=WARM_UP_S,
+        score_limit_s=max(SCORE_LIMIT_S, SCORE_LIMITS * args.reward_timeout_s),
         first_token_limit_s=stall_s,
         token_gap_limit_s=stall_s,
         sampling=sampling,
@@ -196,6 +199,7 @@ def start_pipeline(trainer: Any) -> None:
     """On all ranks: export the first weights; on rank 0: start workers on them, and the scheduler."""
     share_cores(trainer)
     args, is_main = trainer.args, trainer.accelerator.is_main_process
+    warm_up = trainer.reward_crew.submit_warm_up() if is_main else None
     if trainer.is_multimodal:  # a template that cannot be used is refused before anything is started
         trainer.encoder.prompt(dict(trainer.train_dataset[0]), 0, 0)
     config = rollout_config(trainer, trainer.encoder.sampling())
@@ -211,6 +215,7 @@ def start_pipeline(trainer: Any) -> None:
             columns=tuple(trainer.reward_func_names),
             run_directory=run_directory(trainer),
         )
+        warm_up.result()
         trainer.pipeline = _pipeline(trainer, plan, first)
     trainer.rollout_state = None  # its answers go as they are trained
 
@@ -234,9 +239,11 @@ def _process_crew(trainer: Any, config: RolloutConfig) -> ProcessCrew:
 
 def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPipeline:
     state, dataset = trainer.rollout_state, trainer.train_dataset
-    rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
     encoder = PromptEncoder(trainer.template, trainer.sample_cls, trainer.request_config)
-    scorer = GroupScorer(rewards, encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env)
+    rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
+    scorer = GroupScorer(
+        rewards, encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env, trainer.version_watch
+    )
     monitor = trainer.start_monitor(plan.run_directory, plan.crew.size, plan.config.max_inflight)
     scorer.on_scored = monitor.scored
     if state is not None:
@@ -276,7 +283,7 @@ def spread_filter(trainer: Any) -> SpreadFilter | None:
             " reward is only there when a batch is picked up; drop it, or use --async_rollout false"
         )
     return SpreadFilter(
-        trainer.reward_weights, trainer.max_resample_times * epoch_order(trainer).batch_prompts
+        trainer.reward_combiner, trainer.max_resample_times * epoch_order(trainer).batch_prompts
     )
 
 

@@ -21,7 +21,6 @@ from swift.rlhf_trainers import GRPOTrainer
 
 from swift_rlx.algorithms import k2
 from swift_rlx.errors import ConfigError
-from swift_rlx.rewards import combine_rewards
 from swift_rlx.trainers.batch import RLXBatch, Rollout, split_rows, stack_rows, window_totals
 from swift_rlx.trainers.off_policy import OffPolicyMixin, per_token
 from swift_rlx.trainers.reward_columns import RewardColumnsMixin
@@ -131,12 +130,18 @@ class PolicyGradientTrainer(
         self.record_rollout(rollout, self._rewards_per_func, advantages_nT)
 
     def _scored_rollout(self, num_rows: int, batches: list[Any]) -> Rollout:
-        combined = combine_rewards(self._rewards_per_func.cpu(), self.reward_weights.cpu())
+        is_training = self.model.training
+        group_size = self.num_generations if is_training else self.num_generations_eval
+        group_ids = torch.arange(len(self._rewards_per_func)) // group_size
+        usable = self.usable_rows(len(group_ids))
+        counted = self._rewards_per_func.cpu().masked_fill(
+            ~usable[:, None], torch.nan
+        )  # others move no statistic
+        combined = self.combine(counted, group_ids, update=is_training)
+        self.record_objectives(combined)
         rewards = combined.rewards_B
         if self.args.reward_clip is not None:
             rewards = rewards.clamp(-self.args.reward_clip, self.args.reward_clip)
-        is_training = self.model.training
-        group_size = self.num_generations if is_training else self.num_generations_eval
         start = self.accelerator.process_index * num_rows
 
         def stacked(name: str) -> torch.Tensor | None:
@@ -145,8 +150,8 @@ class PolicyGradientTrainer(
 
         return Rollout(
             rewards_N=rewards,
-            valid_N=combined.valid_B & self.usable_rows(rewards.shape[0]),
-            group_ids_N=torch.arange(rewards.shape[0]) // group_size,
+            valid_N=combined.valid_B,
+            group_ids_N=group_ids,
             rows=slice(start, start + num_rows),
             mask_nT=stack_rows([batch.completion_mask for batch in batches]).bool().cpu(),
             proximal_logprobs_nT=stacked("old_per_token_logps"),

@@ -86,6 +86,10 @@ class ReinforcePPTrainer(_TokenTrainer):
             baseline.update(baseline.batch_mean(rollout.rewards_N, rollout.valid_N))
         return value
 
+    def restart_reward_baseline(self) -> None:
+        if self.ema_baseline is not None:
+            self.ema_baseline = EMABaseline(self.args.ema_baseline_decay)
+
     def algorithm_state(self) -> dict[str, Any]:
         return {} if self.ema_baseline is None else {"ema_baseline": self.ema_baseline.state_dict()}
 

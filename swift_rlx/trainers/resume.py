@@ -115,6 +115,7 @@ class ResumeMixin:
             "buffer_in_use": buffer_in_use,
             "order": self._order(),
             "algorithm": self.algorithm_state(),
+            "rewards": self.reward_state(),
             "resampled": {n: getattr(self, n).drawn for n in self.RESAMPLE_ITERATORS if hasattr(self, n)},
         }
         partial = os.path.join(folder, f"{STATE}.partial")
@@ -166,6 +167,8 @@ class ResumeMixin:
         self._check_state(path, state)
         self._step = state["micro_step"]
         self.load_algorithm_state(state["algorithm"])
+        if "rewards" in state:  # checkpoints of earlier versions have none
+            self.load_reward_state(state["rewards"])
         for name, drawn in state["resampled"].items():
             getattr(self, name).skip_to(drawn)
         if state["buffer_in_use"]:

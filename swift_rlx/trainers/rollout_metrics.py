@@ -4,6 +4,7 @@ Training metrics are means over the generation batches since the last log, as in
 sums over all evaluated rows, divided once: the last batch may be shorter than the others.
 """
 
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -12,6 +13,7 @@ from accelerate.utils import gather
 from swift.utils import get_logger
 
 from swift_rlx.algorithms import Moments
+from swift_rlx.rewards.combination import Combination
 from swift_rlx.trainers.batch import RLXBatch, Rollout
 
 logger = get_logger()
@@ -79,6 +81,20 @@ class RolloutMetricsMixin:
         tokens_n = rollout.mask_nT.sum(1).clamp(min=1)
         per_row = (advantages_nT * rollout.mask_nT).sum(1) / tokens_n
         self._logs["advantages"].extend(rollout.gather(per_row).tolist())
+
+    def record_objectives(self, combined: Combination) -> None:
+        """What each objective does to the reward, and how far they are from one opinion."""
+        metrics = self._metrics[self._mode]
+        if len(combined.shares) > 1:
+            for name, share in combined.shares.items():
+                metrics[f"reward/{name}/share"].append(share)
+        if not math.isnan(combined.min_correlation):
+            metrics["reward/min_correlation"].append(combined.min_correlation)
+        if combined.members is not None:
+            told = {"std": combined.members.std, "spearman": combined.members.spearman}
+            for name, value in told.items():
+                if not math.isnan(value):
+                    metrics[f"reward/ensemble/disagreement_{name}"].append(value)
 
     def _record_spread(self, rollout: Rollout) -> None:
         """Within-group spread: a group of equal rewards has no policy gradient, a group of one no baseline."""

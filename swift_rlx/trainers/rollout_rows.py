@@ -1,7 +1,7 @@
 """A picked-up batch as rows that reach every rank: completions, their rewards, and which tokens train."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 import numpy as np
@@ -41,12 +41,16 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class PickedBatch(msgspec.Struct, frozen=True):
-    """What rank 0 tells the others. `late`: numbers of the reward columns that are scored at the pick-up."""
+    """What rank 0 tells the others. `late`: numbers of the reward columns that are scored at the pick-up.
+
+    `versions`: of each reward that was scored in the pipeline, the same for all rows that train.
+    """
 
     step: int
     waited_s: float
     late: list[int]
     rows: list[Row]
+    versions: dict[str, str] = {}
 
 
 def rows_of_batch(
@@ -66,6 +70,14 @@ def rows_of_batch(
     while len(picked) < groups:
         picked.append([msgspec.structs.replace(row, is_filler=True) for row in picked[0]])
     return [row for rows in picked for row in rows]
+
+
+def leave_out(rows: Sequence[Row], groups: Set[tuple[int, int]]) -> list[Row]:
+    """The rows, those of these groups, by (epoch, index), as fillers that do not train."""
+    return [
+        msgspec.structs.replace(row, is_filler=True) if (row.epoch, row.index) in groups else row
+        for row in rows
+    ]
 
 
 def _group_rows(group: TrainGroup, step: int, group_size: int, columns: Sequence[str]) -> list[Row]:

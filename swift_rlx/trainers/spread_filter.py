@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from swift.utils import get_logger
 
-from swift_rlx.rewards import combine_rewards
+from swift_rlx.rewards import RewardCombiner
 from swift_rlx.scheduler import GroupRejected
 from swift_rlx.types import DropReason, Score
 
@@ -16,11 +16,11 @@ logger = get_logger()
 class SpreadFilter:
     """Turns groups away whose rewards are all equal, because they have no gradient.
 
-    `weights`: of the rewards. `limit`: how many groups may be turned away between two pick-ups; then they train.
+    `combiner`: of the rewards. `limit`: how many groups may be turned away between two pick-ups; then they train.
     """
 
-    def __init__(self, weights: torch.Tensor, limit: int) -> None:
-        self._weights = weights.cpu()
+    def __init__(self, combiner: RewardCombiner, limit: int) -> None:
+        self._combiner = combiner
         self._limit = limit
         self._rejected = 0
 
@@ -33,7 +33,8 @@ class SpreadFilter:
         values = [
             [math.nan if part.value is None else part.value for part in score.breakdown] for score in scores
         ]
-        combined = combine_rewards(torch.tensor(values, dtype=torch.float32), self._weights)
+        rewards = torch.tensor(values, dtype=torch.float32)
+        combined = self._combiner.combine(rewards, torch.zeros(len(rewards), dtype=torch.long))
         valid = combined.rewards_B[combined.valid_B]
         if len(valid) == 0 or valid.max() > valid.min():
             return

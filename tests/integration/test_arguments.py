@@ -189,6 +189,16 @@ REFUSED = [
     ),
     ({"reward_clip": -1.0}, "--reward_clip -1.0 is refused"),
     ({"reward_on_error": "zero"}, "--reward_on_error got 'zero'"),
+    ({"reward_timeout_s": 0.0}, "--reward_timeout_s 0 is refused"),
+    ({"reward_workers": 0}, "--reward_workers 0 is refused: at least one process scores"),
+    ({"reward_devices": "1,1"}, "--reward_devices 1,1 is refused: give different numbers"),
+    (
+        {"reward_normalize": "group_std"},
+        "--reward_normalize group_std is refused: it is none, zscore or group",
+    ),
+    ({"reward_version_change": "go on"}, "--reward_version_change go on is refused"),
+    ({"reward_ensemble": "max"}, "--reward_ensemble got 'max'"),
+    ({"reward_ensemble": "mean"}, "--reward_ensemble mean needs at least two reward models"),
     ({"reward_funcs": ["format", "format"]}, "--reward_funcs names format twice"),
 ]
 

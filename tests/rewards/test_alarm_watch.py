@@ -7,7 +7,7 @@ from signal import signal as imported_before
 
 import pytest
 
-from swift_rlx.rewards import AlarmWatch, OnError, RewardCounters, checked_reward, describe_reward
+from swift_rlx.rewards import AlarmWatch, OnError, checked_reward, describe_reward
 
 
 def plain(completion):
@@ -63,24 +63,24 @@ def in_thread(work):
 @pytest.mark.parametrize("target", [uncaught, hidden, told_otherwise, awaited, in_another_thread])
 def test_a_wanted_alarm_is_noticed_and_no_failure_of_the_reward(target, policy):
     reward, watch = checked_reward(describe_reward("it", target), OnError.parse(policy)), AlarmWatch()
-    counters = RewardCounters()
+    counters = reward.counters
 
     async def awaiting():
         with watch.noticing() as notice:
-            await reward.score(["a", "b"], {}, counters)
+            await reward(["a", "b"])
         return notice.alarm
 
     def calling():
         if reward.spec.is_async:
             return asyncio.run(awaiting())
         with watch.noticing() as notice:
-            reward.score(["a", "b"], {}, counters)
+            reward(["a", "b"])
         return notice.alarm
 
     with watch.installed():
         assert in_thread(calling) is True
     assert not counters.failures
-    assert not reward._warned, "a user would be told of a failure that is none"
+    assert not reward._plan._warned, "a user would be told of a failure that is none"
 
 
 def test_what_a_reward_raises_otherwise_is_raised():

@@ -24,7 +24,7 @@ def test_the_code_of_the_page_runs(language, monkeypatch):
     monkeypatch.setitem(sys.modules, page.__name__, page)
     exec("\n".join(blocks(language)), page.__dict__)
     page.test_solved()
-    assert set(REWARDS._registered) == {"short_answer", "solved", "shortest_wins", "one_tweet"}
+    assert set(REWARDS._registered) == {"short_answer", "solved", "shortest_wins", "one_tweet", "judged"}
     assert resolve_reward("solved").spec.version == "2"
     assert resolve_reward("one_tweet").build()("x" * 280) == 1.0
 

@@ -196,8 +196,10 @@ def measure(trainer: Any, stopwatch: Stopwatch) -> None:
         trainer._generate_completions = stopwatch.timed("wait", trainer._generate_completions)
 
 
-def train(name: str, script: Script, train_s: float, steps: int, folder: Path) -> dict[str, float]:
-    """Run the contestant; where the time went."""
+def train(
+    name: str, script: Script, train_s: float, steps: int, folder: Path, **changes: Any
+) -> dict[str, float]:
+    """Run the contestant, with `changes` of its options; where the time went."""
     from swift import RLHFArguments
     from swift.pipelines.train.rlhf import SwiftRLHF
 
@@ -211,7 +213,7 @@ def train(name: str, script: Script, train_s: float, steps: int, folder: Path) -
             measure(trainer, stopwatch)
             return super().train(trainer)
 
-    Measured(RLHFArguments(**options(name, steps, folder))).main()
+    Measured(RLHFArguments(**(options(name, steps, folder) | changes))).main()
     return stopwatch.shares() | ages.values(ahead)
 
 

@@ -37,7 +37,7 @@ def logged(output: Path, name: str) -> list[float]:
 
 
 def test_the_command_of_the_readme_trains_with_accuracy(tiny_model: Path, rows: Path, tmp_path: Path) -> None:
-    """math-verify sets an alarm, which a thread may not."""
+    """math-verify sets an alarm, which works in the main thread of a process of its own."""
     options = pipeline_runs.ASYNC | {"rlhf_type": "rloo", "reward_funcs": ["accuracy"], "max_steps": 2}
     done = runs.swift(runs.arguments(tiny_model, rows, tmp_path / "out", **options))
 
@@ -46,17 +46,32 @@ def test_the_command_of_the_readme_trains_with_accuracy(tiny_model: Path, rows: 
     assert logged(tmp_path / "out", "reward/accuracy/failures") == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("reward", ["with_alarm", "with_uncaught_alarm"])
-def test_an_alarm_in_a_reward_moves_it_to_the_main_thread(
-    reward: str, tiny_model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rewards_that_set_an_alarm_score_beside_the_training(
+    tiny_model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picked_up = PickedUp(monkeypatch)
-    trainer = pipeline_runs.train(tiny_model, rows, tmp_path / "out", reward_funcs=[reward], max_steps=4)
+    names = ["with_alarm", "with_uncaught_alarm"]
+    trainer = pipeline_runs.train(tiny_model, rows, tmp_path / "out", reward_funcs=names, max_steps=4)
+
+    assert picked_up.batches[-1].late == []
+    for name in names:
+        means = logged(tmp_path / "out", f"reward/{name}/mean")
+        assert means == [1.0] * 4, "refused alarms must not count as answers"
+    assert trainer.state.global_step == 4
+
+
+def test_an_alarm_in_a_reward_that_only_this_process_has_moves_it_to_the_main_thread(
+    tiny_model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_alarm(completion: str) -> float:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        return 1.0
+
+    picked_up = PickedUp(monkeypatch)
+    pipeline_runs.train(tiny_model, rows, tmp_path / "out", reward_funcs=[with_alarm], max_steps=4)
 
     assert picked_up.batches[-1].late == [0]
-    means = logged(tmp_path / "out", f"reward/{reward}/mean")
-    assert means == [1.0] * 4, "refused alarms must not count as answers"
-    assert trainer.state.global_step == 4
+    assert logged(tmp_path / "out", "reward/with_alarm/mean") == [1.0] * 4
 
 
 def test_a_failing_reward_ends_the_run_with_its_own_words(

@@ -1,6 +1,7 @@
 """`--reward_model` as in stock: its own tokenizer and template, beside reward functions and weighted last."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,25 @@ def test_the_weight_of_the_reward_model_is_the_last(
         groups = torch.tensor(combined, dtype=torch.float64).view(2, 4)
         others = (groups.sum(1, keepdim=True) - groups) / 3
         assert table["advantages"] == pytest.approx((groups - others).flatten().tolist(), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_an_ensemble_of_reward_models_is_one_reward(
+    train: Callable[..., dict[str, list[Any]]], reward_model: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "rival"
+    shutil.copytree(reward_model, other)
+    model = LlamaForSequenceClassification.from_pretrained(other)
+    with torch.no_grad():
+        model.score.weight.neg_()
+    model.save_pretrained(other)
+    both = {"reward_model": [str(reward_model), str(other)], "reward_ensemble": "wco"}
+    table = train(
+        rlhf_type="rloo", beta=0.0, reward_model_type=["llama"] * 2, reward_template=["chatml"] * 2, **both
+    )
+
+    lowest = [min(pair) for pair in zip(table["scorer"], table["rival"], strict=True)]
+    assert max(lowest) <= 0, "of a number and its negative"
+    [line, *_] = runs.log_lines(tmp_path / "run")
+    assert line["reward"] == pytest.approx(sum(lowest) / len(lowest), abs=1e-5)
+    assert line["reward/ensemble/disagreement_spearman"] == pytest.approx(-1.0)

@@ -1,0 +1,188 @@
+"""Where the rewards of a run score, and what ms-swift calls in their place.
+
+    async function                                the rewards' event loop
+    sync function                                 a process that can be killed
+    sync function that is `thread_safe`           threads of this process
+    one that no other process can find            one thread of this process; the main thread without the pipeline
+    `scope="batch"`                               the main thread: when a batch is picked up, or without the pipeline
+
+What sets an alarm needs a main thread: that of its process or, where it has none, this one's, as is seen when it
+scores first.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from swift_rlx.cluster.reward_pool import ProcessExecution, RewardPool
+from swift_rlx.rewards import (
+    AlarmWatch,
+    AsyncCheckedReward,
+    CheckedReward,
+    OnError,
+    Reward,
+    RewardCounters,
+    RewardSpec,
+    checked_reward,
+)
+from swift_rlx.rewards.execution import Execution, LoopExecution, NeedsMainThread, ThreadExecution
+from swift_rlx.rewards.reward_loop import RewardLoop
+from swift_rlx.rewards.runner import RewardRunner, RunnerSettings, Scored
+
+CLOSE_S = 10.0
+"""How long processes may take to be killed at the end."""
+
+
+class RunReward:
+    """A reward of the run. `runner`: scores it beside the training; None where only the main thread can."""
+
+    def __init__(self, crew: "RewardCrew", reward: Reward, runner: RewardRunner | None) -> None:
+        self.reward = reward
+        self.runner = runner
+        self.counters = RewardCounters()
+        self._crew = crew
+        self._here: CheckedReward | AsyncCheckedReward | None = None
+
+    @property
+    def spec(self) -> RewardSpec:
+        return self.reward.spec
+
+    @property
+    def name(self) -> str:
+        return self.reward.spec.name
+
+    @property
+    def version(self) -> str:
+        """What it scores with now."""
+        return self.reward.version
+
+    def take_counters(self) -> RewardCounters:
+        """The counters of what ms-swift called so far; they start again at zero."""
+        taken, self.counters = self.counters, RewardCounters()
+        if self._here is not None:
+            taken.add(self._here.take_counters())
+        return taken
+
+    @property
+    def loop(self) -> RewardLoop:
+        """Where it scores beside the training."""
+        return self._crew.loop
+
+    async def score_beside(self, completions: Sequence[Any], columns: dict[str, Any]) -> Scored:
+        """In the rewards' loop. Raises `NeedsMainThread`, and what the policy says."""
+        if self.runner is None:
+            raise NeedsMainThread
+        return await self._crew.loop.run(self.runner.score(completions, columns))
+
+    @property
+    def here(self) -> CheckedReward | AsyncCheckedReward:
+        """Called in the thread that calls it, without limits; constructed when it is first asked for."""
+        if self._here is None:
+            self._here = checked_reward(self.reward, self._crew.on_error)
+        return self._here
+
+
+class BesideReward(RunReward):
+    """ms-swift awaits several of them together."""
+
+    async def __call__(self, completions: Sequence[Any], /, **columns: Any) -> list[float | None]:
+        if self.runner is not None:
+            try:
+                scored = await self.score_beside(completions, columns)
+            except NeedsMainThread:
+                self.runner = None
+            else:
+                self.counters.add(scored.counters)
+                return list(scored.values)
+        if isinstance(self.here, AsyncCheckedReward):
+            return await self.here(completions, **columns)
+        return self.here(completions, **columns)
+
+
+class HereReward(RunReward):
+    """ms-swift calls it in the main thread."""
+
+    def __call__(self, completions: Sequence[Any], /, **columns: Any) -> list[float | None]:
+        values: list[float | None] = self.here(completions, **columns)  # type: ignore[assignment]
+        return values
+
+
+class RewardCrew:
+    """The rewards of a run with their loop and their processes, which start when they are first needed.
+
+    `limit_s`: seconds for a row. `workers`: processes at most. `devices`: accelerators that they see; None: all.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        *,
+        on_error: OnError,
+        limit_s: float = 60.0,
+        workers: int | None = None,
+        devices: str | None = None,
+    ) -> None:
+        self.on_error = on_error
+        self.loop = RewardLoop()
+        environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+        self.pool = RewardPool(workers or default_workers(), environment)
+        self._watch = AlarmWatch()
+        self._open = ExitStack()
+        self._is_watching = False
+        self._settings = RunnerSettings(limit_s, on_error)
+        self.rewards = [self._run_reward(reward) for reward in rewards]
+
+    def watch(self) -> None:
+        """From now on, rewards in threads that set an alarm are noticed."""
+        if not self._is_watching:
+            self._open.enter_context(self._watch.installed())
+            self._is_watching = True
+
+    def submit_warm_up(self) -> Any:
+        """Start a process and load there what scores in processes; returns a future, which raises PluginError."""
+        self.watch()
+        return self.loop.submit(self._warm_up())
+
+    def close(self) -> None:
+        """End what rewards are at, and the processes. What is called later starts these again."""
+        self.loop.clear(self.pool.close(), CLOSE_S)
+        self._open.close()
+        self._is_watching = False
+
+    async def _warm_up(self) -> None:
+        for execution in self._in_processes:
+            await execution.warm_up()
+
+    @property
+    def _in_processes(self) -> list[ProcessExecution]:
+        executions = [one.runner.execution for one in self.rewards if one.runner is not None]
+        return [one for one in executions if isinstance(one, ProcessExecution)]
+
+    def _run_reward(self, reward: Reward) -> RunReward:
+        if reward.spec.scope == "batch":
+            kind = BesideReward if reward.spec.is_async else HereReward
+            return kind(self, reward, None)
+        in_own_thread = reward.origin is None and not (reward.spec.is_async or reward.spec.thread_safe)
+        made: RunReward = (HereReward if in_own_thread else BesideReward)(self, reward, None)
+        made.runner = RewardRunner(reward, self._execution(reward, made), self._settings)
+        return made
+
+    def _execution(self, reward: Reward, made: RunReward) -> Execution:
+        def in_threads(lanes: int = 1) -> Execution:
+            assert isinstance(made.here, CheckedReward)
+            return ThreadExecution(made.here, self._watch, lanes)
+
+        if reward.spec.is_async:
+            assert isinstance(made.here, AsyncCheckedReward)
+            return LoopExecution(made.here, self._watch)
+        if reward.spec.thread_safe:
+            return in_threads(os.cpu_count() or 1)
+        if reward.origin is None:
+            return in_threads()
+        return ProcessExecution(reward.spec.name, reward.origin, self.pool, in_threads)
+
+
+def default_workers() -> int:
+    """A quarter of the cores, from 2 to 8: with one, everybody would wait for a row that hangs."""
+    return max(2, min(8, len(os.sched_getaffinity(0)) // 4))
