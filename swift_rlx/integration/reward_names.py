@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from swift_rlx.errors import ConfigError, PluginError
+from swift_rlx.integration.served_rewards import is_address, reward_name, served_reward
 from swift_rlx.registry import Provider
 from swift_rlx.rewards import (
     REWARDS,
@@ -59,12 +60,16 @@ def check_reward_names(names: list[Any]) -> None:
         PluginError: a name is unknown, offered twice, its package fails to import, or it cannot be called as a reward.
     """
     named = [name for name in names if isinstance(name, str)]
-    twice = sorted({name for name in named if named.count(name) > 1})
+    shown = [reward_name(name) for name in named]
+    twice = sorted({name for name in shown if shown.count(name) > 1})
     if twice:
         raise ConfigError(
             f"--reward_funcs names {', '.join(twice)} twice; give each once, with --reward_weights"
         )
     for name in named:
+        if is_address(name):
+            served_reward(name)
+            continue
         if name in NEEDS_MATH_VERIFY and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 f"the reward {name!r} needs the package math-verify, which is not installed;"
@@ -81,6 +86,9 @@ def build_rewards(rewards: list[Any], args: Any) -> list[Checked]:
     for reward in rewards:
         if isinstance(reward, Checked):
             built.append(reward)
+            continue
+        if is_address(reward):
+            built.append(checked_reward(served_reward(reward), on_error))
             continue
         if isinstance(reward, str):
             name, (target, provider) = reward, _find(reward)

@@ -1,0 +1,259 @@
+"""A served reward as a reward of a run: `--reward_funcs http://HOST:PORT/NAME@VERSION`.
+
+Invariants
+- All rows of a call are scored by one version, the one in use when the call was answered; `answer` says which.
+- A version that the address does not allow is never used. A change is logged, counted, and never undone.
+- Whatever bytes a service sends, a call ends with scores or a RewardError, within `limit_s`.
+- Only what can pass is tried again: no connection, 429, 5xx, timeouts, bytes that are no reply. Any other status is an
+  error at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from swift_rlx.backends.remote_endpoint import ApiKey, read_api_key
+from swift_rlx.backends.remote_http import Call, HttpClient, Reply
+from swift_rlx.errors import BackendError, RewardError
+from swift_rlx.reward_service.address import KEY_VARIABLE, ServiceAddress
+from swift_rlx.reward_service.replicas import Replica, Replicas
+from swift_rlx.reward_service.shadow import Shadow
+from swift_rlx.reward_service.wire import (
+    MAX_BODY_BYTES,
+    TOO_MANY,
+    VERSION_CHANGED,
+    Listing,
+    NotAReply,
+    Offer,
+    Refusal,
+    Row,
+    ScoreReply,
+    ScoreRequest,
+    decode,
+    decode_scores,
+)
+
+logger = logging.getLogger("swift_rlx")
+
+MAX_INFLIGHT = 64
+"""Calls on their way at a time, to all replicas together."""
+LISTING_LIMIT_S = 10.0
+BUSY_S = 1.0
+"""How long a replica is left alone that says 429 or 503 and not for how long."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One score a row; the version that made all of them; by row, why the reward failed there."""
+
+    scores: list[float | None]
+    version: str
+    faults: Mapping[int, str] = field(default_factory=dict)
+
+
+class ServiceReward:
+    """A callable reward of list form, asynchronous; usable from several event loops, one after the other or at once.
+
+    `key`: by default that of the environment. `limit_s`: for a call, waiting for busy or absent replicas included.
+    """
+
+    def __init__(self, address: ServiceAddress, key: ApiKey | None = None, limit_s: float = 60.0) -> None:
+        self.name = address.name
+        self.rows_by_version: Counter[str] = Counter()
+        self.offer: Offer | None = None
+        self._address = address
+        self._key = key or read_api_key(os.environ, KEY_VARIABLE)
+        self._limit_s = limit_s
+        self._replicas = Replicas(address.endpoints, address.versions, time.monotonic)
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self.shadow: Shadow | None = None
+        self._why = "no replica was asked"
+        """The last trouble of any call."""
+        if address.shadow:
+            tried = replace(address, versions=(address.shadow,), shadow="")
+            self.shadow = Shadow(ServiceReward(tried, self._key, limit_s))
+
+    @property
+    def version(self) -> str:
+        """The one in use; empty before the first answer to an address without a version."""
+        return self._replicas.version
+
+    async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Raises `RewardError` where a row failed in the service, too."""
+        rows = self._rows(completions, columns)
+        answer = await self.answer(rows)
+        for row, reason in sorted(answer.faults.items()):
+            raise RewardError(f"{self.name} {answer.version} failed on row {row}: {reason}")
+        return answer.scores
+
+    async def score(self, rows: Sequence[Row]) -> list[float | None]:
+        """One score a row; None where the reward gave none or failed. Raises `RewardError` where nobody answers."""
+        return (await self.answer(rows)).scores
+
+    async def answer(self, rows: Sequence[Row]) -> Answer:
+        """Raises `RewardError`: no usable answer within `limit_s`, or a refusal that would be repeated."""
+        async with self._slot():
+            try:
+                reply = await asyncio.wait_for(self._until_answered(list(rows)), self._limit_s)
+            except asyncio.TimeoutError:
+                raise RewardError(
+                    f"{self._label} had no answer within {self._limit_s:g} s: {self._why}"
+                ) from None
+        self.rows_by_version[reply.version] += len(rows)
+        if self.shadow is not None and reply.version != self._address.shadow:
+            self.shadow.compare(list(rows), reply)
+        return Answer(reply.scores, reply.version, reply.faults)
+
+    async def describe(self) -> Offer:
+        """What the replicas say about the reward, before a run. Raises `RewardError` where none can be used."""
+        refused = []
+        for replica in self._replicas.all:
+            try:
+                offer = await asyncio.wait_for(self._listed(replica), LISTING_LIMIT_S)
+            except (RewardError, asyncio.TimeoutError) as error:
+                refused.append(
+                    str(error) or f"{replica.endpoint.url} did not answer within {LISTING_LIMIT_S:g} s"
+                )
+                continue
+            replica.version = offer.version
+            if self.version in ("", offer.version):
+                self._replicas.version = offer.version
+                self.offer = offer
+                return offer
+            refused.append(f"{replica.endpoint.url} serves version {offer.version}")
+        raise RewardError(f"{self._label} is not served: {'; '.join(refused)}")
+
+    @property
+    def _label(self) -> str:
+        urls = ", ".join(replica.endpoint.url for replica in self._replicas.all)
+        return f"reward {self.name!r} {self.version} of {urls}".replace("  ", " ")
+
+    def _rows(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Row]:
+        """Only columns that the reward reads, and that JSON can hold."""
+        offer = self.offer or Offer(self.name, "", takes_any=True)
+        wanted = {*offer.required, *offer.optional}
+        sent = {}
+        for name, values in columns.items():
+            if not isinstance(values, list | tuple) or not (offer.takes_any or name in wanted):
+                continue
+            try:
+                msgspec.json.encode(values)
+            except (TypeError, ValueError, RecursionError) as error:
+                if name in offer.required:
+                    raise RewardError(
+                        f"{self._label} needs the column {name!r}, which JSON cannot hold: {error}"
+                    ) from None
+                continue
+            sent[name] = values
+        return [
+            Row(completion, {name: values[at] for name, values in sent.items()})
+            for at, completion in enumerate(completions)
+        ]
+
+    def _slot(self) -> asyncio.Semaphore:
+        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_INFLIGHT))
+
+    async def _until_answered(self, rows: list[Row]) -> ScoreReply:
+        while True:
+            if (change := self._replicas.change_version()) is not None:
+                logger.warning(
+                    f"reward {self.name!r}: version {change[0]} is not served any more, {change[1]} is used now"
+                )
+            replica = self._replicas.pick(self.version)
+            if replica is None:
+                await asyncio.sleep(max(0.01, self._replicas.rest_s()))
+                continue
+            if (reply := await self._attempt(replica, rows)) is not None:
+                return reply
+
+    async def _attempt(self, replica: Replica, rows: list[Row]) -> ScoreReply | None:
+        """The reply of one replica, or None where another try may have one. Raises `RewardError` where none will."""
+        request = ScoreRequest(self.name, rows, self.version)
+        try:
+            http = await self._ask(replica, Call("POST", "/v1/score", request, MAX_BODY_BYTES))
+        except asyncio.CancelledError:
+            self._replicas.released(replica)
+            raise
+        except BackendError as error:
+            self._why = str(error)
+            self._replicas.failed(replica)
+            return None
+        if http.is_success:
+            return self._read_scores(replica, http, request)
+        detail = f"{replica.endpoint.url} refused with status {http.status}: {self._words(http)}"
+        self._why = detail
+        if http.status == VERSION_CHANGED:
+            self._replicas.serves_another(replica, _serves(http))
+        elif http.status in (TOO_MANY, 503):
+            self._replicas.is_busy(replica, http.retry_after_s or BUSY_S)
+        elif http.status >= 500 or http.status == 408:
+            self._replicas.failed(replica)
+        else:
+            self._replicas.released(replica)
+            key = f"; the variable {KEY_VARIABLE} has to hold its token" if http.status in (401, 403) else ""
+            raise RewardError(f"{self._label} cannot be used: {detail}{key}")
+        return None
+
+    def _read_scores(self, replica: Replica, http: Reply, request: ScoreRequest) -> ScoreReply | None:
+        try:
+            reply = decode_scores(http.body, len(request.rows))
+        except NotAReply as error:
+            self._why = f"{replica.endpoint.url} {error}"
+            self._replicas.failed(replica)
+            return None
+        if not reply.version or (request.version and reply.version != request.version):
+            self._why = (
+                f"{replica.endpoint.url} scored by version {reply.version!r}, and not by {request.version!r}"
+            )
+            self._replicas.failed(replica)
+            return None
+        self._replicas.answered(replica, reply.version)
+        return reply
+
+    async def _listed(self, replica: Replica) -> Offer:
+        try:
+            http = await self._ask(replica, Call("GET", "/v1/rewards"))
+            if not http.is_success:
+                key = (
+                    f"; the variable {KEY_VARIABLE} has to hold its token"
+                    if http.status in (401, 403)
+                    else ""
+                )
+                raise RewardError(f"{replica.endpoint.url} refused: {self._words(http)}{key}")
+            offers = {offer.name: offer for offer in decode(http.body, Listing).rewards}
+        except BackendError as error:
+            raise RewardError(str(error)) from error
+        except NotAReply as error:
+            raise RewardError(f"{replica.endpoint.url} {error}") from None
+        if self.name not in offers:
+            raise RewardError(f"{replica.endpoint.url} serves {', '.join(offers) or 'nothing'}")
+        return offers[self.name]
+
+    async def _ask(self, replica: Replica, call: Call) -> Reply:
+        # A client a call: ms-swift may run each step's rewards in a new event loop, and connections are not kept.
+        client = HttpClient(replica.endpoint, self._key)
+        try:
+            return await client.ask(call)
+        finally:
+            await client.close()
+
+    def _words(self, http: Reply) -> str:
+        return HttpClient(self._address.endpoints[0], self._key).words(http)
+
+
+def _serves(http: Reply) -> str:
+    """The version that a replica says it has; empty where it does not say."""
+    try:
+        return decode(http.body, Refusal).serves
+    except NotAReply:
+        return ""
