@@ -17,14 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from swift_rlx.backends.remote_endpoint import ApiKey, read_api_key
 from swift_rlx.backends.remote_http import Call, HttpClient, Reply
-from swift_rlx.errors import BackendError, RewardError
+from swift_rlx.errors import BackendError, RewardError, RewardUnavailable
 from swift_rlx.reward_service.address import KEY_VARIABLE, ServiceAddress
 from swift_rlx.reward_service.replicas import Replica, Replicas
 from swift_rlx.reward_service.shadow import Shadow
@@ -61,19 +61,37 @@ class Answer:
     faults: Mapping[int, str] = field(default_factory=dict)
 
 
+class RowLike(Protocol):
+    """A completion to be scored, and the columns of its row."""
+
+    @property
+    def completion(self) -> Any: ...
+
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+
+
 class ServiceReward:
     """A callable reward of list form, asynchronous; usable from several event loops, one after the other or at once.
 
-    `key`: by default that of the environment. `limit_s`: for a call, waiting for busy or absent replicas included.
+    `key`: by default that of the environment. `limit_s`: for a call. `absent_limit_s`: how long replicas may refuse, be
+    absent, or answer with what is no answer, before a call is given up.
     """
 
-    def __init__(self, address: ServiceAddress, key: ApiKey | None = None, limit_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        address: ServiceAddress,
+        key: ApiKey | None = None,
+        *,
+        limit_s: float = 60.0,
+        absent_limit_s: float = 15.0,
+    ) -> None:
         self.name = address.name
         self.rows_by_version: Counter[str] = Counter()
         self.offer: Offer | None = None
         self._address = address
         self._key = key or read_api_key(os.environ, KEY_VARIABLE)
-        self._limit_s = limit_s
+        self._limit_s, self._absent_limit_s = limit_s, absent_limit_s
         self._replicas = Replicas(address.endpoints, address.versions, time.monotonic)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self.shadow: Shadow | None = None
@@ -81,7 +99,9 @@ class ServiceReward:
         """The last trouble of any call."""
         if address.shadow:
             tried = replace(address, versions=(address.shadow,), shadow="")
-            self.shadow = Shadow(ServiceReward(tried, self._key, limit_s))
+            self.shadow = Shadow(
+                ServiceReward(tried, self._key, limit_s=limit_s, absent_limit_s=absent_limit_s)
+            )
 
     @property
     def version(self) -> str:
@@ -89,29 +109,36 @@ class ServiceReward:
         return self._replicas.version
 
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Raises `RewardError` where a row failed in the service, too."""
-        rows = self._rows(completions, columns)
+        """As `score`, with columns of one value a row; those of another kind are not sent."""
+        lists = {name: value for name, value in columns.items() if isinstance(value, list | tuple)}
+        rows = [
+            Row(completion, {name: value[at] for name, value in lists.items()})
+            for at, completion in enumerate(completions)
+        ]
+        return await self.score(rows)
+
+    async def score(self, rows: Sequence[RowLike]) -> list[float | None]:
+        """One score a row. Raises `RewardError`, also where the reward failed on a row in the service."""
         answer = await self.answer(rows)
         for row, reason in sorted(answer.faults.items()):
             raise RewardError(f"{self.name} {answer.version} failed on row {row}: {reason}")
         return answer.scores
 
-    async def score(self, rows: Sequence[Row]) -> list[float | None]:
-        """One score a row; None where the reward gave none or failed. Raises `RewardError` where nobody answers."""
-        return (await self.answer(rows)).scores
-
-    async def answer(self, rows: Sequence[Row]) -> Answer:
-        """Raises `RewardError`: no usable answer within `limit_s`, or a refusal that would be repeated."""
+    async def answer(self, rows: Sequence[RowLike]) -> Answer:
+        """Raises `RewardUnavailable`: no replica could be used for `absent_limit_s`. Raises `RewardError`: no answer
+        within `limit_s`, or a refusal that would be repeated.
+        """
+        sent = self._sent(rows)
         async with self._slot():
             try:
-                reply = await asyncio.wait_for(self._until_answered(list(rows)), self._limit_s)
+                reply = await asyncio.wait_for(self._until_answered(sent), self._limit_s)
             except asyncio.TimeoutError:
                 raise RewardError(
                     f"{self._label} had no answer within {self._limit_s:g} s: {self._why}"
                 ) from None
-        self.rows_by_version[reply.version] += len(rows)
+        self.rows_by_version[reply.version] += len(sent)
         if self.shadow is not None and reply.version != self._address.shadow:
-            self.shadow.compare(list(rows), reply)
+            self.shadow.compare(sent, reply)
         return Answer(reply.scores, reply.version, reply.faults)
 
     async def describe(self) -> Offer:
@@ -138,43 +165,47 @@ class ServiceReward:
         urls = ", ".join(replica.endpoint.url for replica in self._replicas.all)
         return f"reward {self.name!r} {self.version} of {urls}".replace("  ", " ")
 
-    def _rows(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Row]:
+    def _sent(self, rows: Sequence[RowLike]) -> list[Row]:
         """Only columns that the reward reads, and that JSON can hold."""
         offer = self.offer or Offer(self.name, "", takes_any=True)
         wanted = {*offer.required, *offer.optional}
-        sent = {}
-        for name, values in columns.items():
-            if not isinstance(values, list | tuple) or not (offer.takes_any or name in wanted):
-                continue
-            try:
-                msgspec.json.encode(values)
-            except (TypeError, ValueError, RecursionError) as error:
-                if name in offer.required:
+        left_out: set[str] = set()
+        for row in rows:
+            for name, value in row.columns.items():
+                if name in left_out:
+                    continue
+                if not (offer.takes_any or name in wanted):
+                    left_out.add(name)
+                elif (trouble := _unfit(value)) and name in offer.required:
                     raise RewardError(
-                        f"{self._label} needs the column {name!r}, which JSON cannot hold: {error}"
-                    ) from None
-                continue
-            sent[name] = values
+                        f"{self._label} needs the column {name!r}, which JSON cannot hold: {trouble}"
+                    )
+                elif trouble:
+                    left_out.add(name)
         return [
-            Row(completion, {name: values[at] for name, values in sent.items()})
-            for at, completion in enumerate(completions)
+            Row(row.completion, {name: value for name, value in row.columns.items() if name not in left_out})
+            for row in rows
         ]
 
     def _slot(self) -> asyncio.Semaphore:
         return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_INFLIGHT))
 
     async def _until_answered(self, rows: list[Row]) -> ScoreReply:
+        absent_s = time.monotonic() + self._absent_limit_s
         while True:
             if (change := self._replicas.change_version()) is not None:
                 logger.warning(
                     f"reward {self.name!r}: version {change[0]} is not served any more, {change[1]} is used now"
                 )
             replica = self._replicas.pick(self.version)
-            if replica is None:
-                await asyncio.sleep(max(0.01, self._replicas.rest_s()))
-                continue
-            if (reply := await self._attempt(replica, rows)) is not None:
+            if replica is not None and (reply := await self._attempt(replica, rows)) is not None:
                 return reply
+            if time.monotonic() > absent_s:
+                raise RewardUnavailable(
+                    f"{self._label} cannot be had for {self._absent_limit_s:g} s: {self._why}"
+                )
+            if replica is None:
+                await asyncio.sleep(max(0.01, min(self._replicas.rest_s(), self._absent_limit_s)))
 
     async def _attempt(self, replica: Replica, rows: list[Row]) -> ScoreReply | None:
         """The reply of one replica, or None where another try may have one. Raises `RewardError` where none will."""
@@ -249,6 +280,15 @@ class ServiceReward:
 
     def _words(self, http: Reply) -> str:
         return HttpClient(self._address.endpoints[0], self._key).words(http)
+
+
+def _unfit(value: Any) -> str:
+    """Why JSON cannot hold the value; empty where it can."""
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _serves(http: Reply) -> str:

@@ -2,7 +2,7 @@
 
 comment_bonus                       a reward by its name, from a package or a file of `--external_plugins`
 helpful=model:/models/rm_v3         a reward model of transformers, under the name `helpful`
-safe=min(model:/a, model:/b)        an ensemble: mean, min, or uwo (mean - variance); of names, models, or both
+safe=min(model:/a, model:/b)        an ensemble: mean, min, or uwo (mean - variance / 2); of names, models, or both
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ MODEL = "model:"
 _ENSEMBLE = re.compile(r"(\w+)\((.+)\)")
 
 
+UWO = 0.5
+"""Weight of the variance."""
+
+
 def _uwo(scores: Sequence[float]) -> float:
-    return statistics.fmean(scores) - statistics.pvariance(scores)
+    return statistics.fmean(scores) - UWO * statistics.pvariance(scores)
 
 
 JOINED: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "min": min, "uwo": _uwo}
-"""Coste et al. 2024 (arXiv:2310.02743): mean, worst case (WCO), and uncertainty-weighted with coefficient 1 (UWO)."""
+"""Coste et al. 2024 (arXiv:2310.02743): mean, worst case (WCO), and uncertainty-weighted (UWO)."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reward_services import SETUP, ScriptedService, running_service, scored_by, until, use_fake_workers
 
 from swift_rlx.backends.remote_endpoint import ApiKey, parse_endpoint
-from swift_rlx.errors import ConfigError, RewardError
+from swift_rlx.errors import ConfigError, RewardError, RewardUnavailable
 from swift_rlx.reward_service import Row, ServiceReward, client, parse_address, replicas
 from swift_rlx.reward_service.pool import Batching
 from swift_rlx.reward_service.service import ServiceConfig
@@ -35,7 +35,8 @@ def _short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reward(*urls: str, path: str = "length", limit_s: float = 10.0, **options: Any) -> ServiceReward:
     hosts = ",".join(url.removeprefix("http://") for url in urls)
-    return ServiceReward(parse_address(f"http://{hosts}/{path}"), limit_s=limit_s, **options)
+    options = {"absent_limit_s": limit_s} | options
+    return ServiceReward(parse_address(f"http://{hosts}/{path}"), limit_s=30.0, **options)
 
 
 def test_an_address_names_replicas_versions_and_shadow():
@@ -116,7 +117,7 @@ def test_a_replica_that_fails_is_left_for_the_other():
 def test_a_service_that_is_not_there_is_waited_for_up_to_the_limit():
     async def job():
         with pytest.raises(
-            RewardError, match=r"no answer within 0.3 s: http://127.0.0.1:9 cannot be reached"
+            RewardUnavailable, match=r"cannot be had for 0.3 s: http://127.0.0.1:9 cannot be reached"
         ):
             await reward("http://127.0.0.1:9", path="length@v1", limit_s=0.3).score([Row("a")])
 

@@ -196,7 +196,7 @@ def test_no_more_than_the_limit_is_asked_at_a_time():
 
 def test_the_key_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("SWIFT_RLX_JUDGE_KEY", "sk-secret")
-    scores, server, usage = judged(lambda _: grade(a=5), ["x"])
+    _, server, usage = judged(lambda _: grade(a=5), ["x"])
     assert server.headers[0]["Authorization"] == "Bearer sk-secret"
     assert "sk-secret" not in repr(usage)
 
