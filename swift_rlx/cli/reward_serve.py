@@ -98,14 +98,15 @@ def run(options: argparse.Namespace) -> int:
             f"--host {options.host} without a token is refused, as anybody who reaches it could use it: put a token"
             " into SWIFT_RLX_REWARD_TOKEN, its file into SWIFT_RLX_REWARD_TOKEN_FILE, or give --tenants"
         )
-    # uvicorn raises the signal that stopped it once more at its end; it has been obeyed by then.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until uvicorn takes it, as Ctrl-C
     at = Listening(options.host, options.port, options.certificate, options.private_key)
     asyncio.run(serve(config, at, _say))
     return 0
 
 
 def _say(url: str, service: RewardService) -> None:
+    # uvicorn raises the signal that stopped it once more at its end; it has been obeyed by then.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     for offer in service.pool.offers:
         print(
             f"serving {offer.name}, version {offer.version}: --reward_funcs {url}/{offer.name}@{offer.version}"

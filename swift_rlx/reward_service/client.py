@@ -23,16 +23,16 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from swift_rlx.backends.remote_endpoint import ApiKey, read_api_key
-from swift_rlx.backends.remote_http import Call, HttpClient, Reply
+from swift_rlx.backends.remote_http import Call, Reply
 from swift_rlx.errors import BackendError, RewardError, RewardUnavailable
 from swift_rlx.reward_service.address import KEY_VARIABLE, ServiceAddress
+from swift_rlx.reward_service.replica_calls import ReplicaCalls, token_hint
 from swift_rlx.reward_service.replicas import Replica, Replicas
 from swift_rlx.reward_service.shadow import Shadow
 from swift_rlx.reward_service.wire import (
     MAX_BODY_BYTES,
     TOO_MANY,
     VERSION_CHANGED,
-    Listing,
     NotAReply,
     Offer,
     Refusal,
@@ -47,7 +47,6 @@ logger = logging.getLogger("swift_rlx")
 
 MAX_INFLIGHT = 64
 """Calls on their way at a time, to all replicas together."""
-LISTING_LIMIT_S = 10.0
 BUSY_S = 1.0
 """How long a replica is left alone that says 429 or 503 and not for how long."""
 
@@ -83,14 +82,15 @@ class ServiceReward:
         address: ServiceAddress,
         key: ApiKey | None = None,
         *,
-        limit_s: float = 60.0,
+        limit_s: float = 300.0,
         absent_limit_s: float = 15.0,
     ) -> None:
         self.name = address.name
         self.rows_by_version: Counter[str] = Counter()
         self.offer: Offer | None = None
         self._address = address
-        self._key = key or read_api_key(os.environ, KEY_VARIABLE)
+        key = key or read_api_key(os.environ, KEY_VARIABLE)
+        self._calls = ReplicaCalls(key)
         self._limit_s, self._absent_limit_s = limit_s, absent_limit_s
         self._replicas = Replicas(address.endpoints, address.versions, time.monotonic)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -99,9 +99,7 @@ class ServiceReward:
         """The last trouble of any call."""
         if address.shadow:
             tried = replace(address, versions=(address.shadow,), shadow="")
-            self.shadow = Shadow(
-                ServiceReward(tried, self._key, limit_s=limit_s, absent_limit_s=absent_limit_s)
-            )
+            self.shadow = Shadow(ServiceReward(tried, key, limit_s=limit_s, absent_limit_s=absent_limit_s))
 
     @property
     def version(self) -> str:
@@ -142,23 +140,22 @@ class ServiceReward:
         return Answer(reply.scores, reply.version, reply.faults)
 
     async def describe(self) -> Offer:
-        """What the replicas say about the reward, before a run. Raises `RewardError` where none can be used."""
-        refused = []
-        for replica in self._replicas.all:
-            try:
-                offer = await asyncio.wait_for(self._listed(replica), LISTING_LIMIT_S)
-            except (RewardError, asyncio.TimeoutError) as error:
-                refused.append(
-                    str(error) or f"{replica.endpoint.url} did not answer within {LISTING_LIMIT_S:g} s"
-                )
-                continue
-            replica.version = offer.version
-            if self.version in ("", offer.version):
-                self._replicas.version = offer.version
-                self.offer = offer
-                return offer
-            refused.append(f"{replica.endpoint.url} serves version {offer.version}")
-        raise RewardError(f"{self._label} is not served: {'; '.join(refused)}")
+        """What the replicas say about the reward, before a run; the first version of the address that one has is used.
+
+        Raises `RewardError` where none has any.
+        """
+        asking = (self._calls.offer(replica.endpoint, self.name) for replica in self._replicas.all)
+        found = await asyncio.gather(*asking, return_exceptions=True)
+        offers = [one for one in found if isinstance(one, Offer)]
+        self._replicas.know([one.version if isinstance(one, Offer) else "" for one in found])
+        for version in self._address.versions or [offer.version for offer in offers]:
+            for offer in offers:
+                if offer.version == version:
+                    self._replicas.version, self.offer = version, offer
+                    return offer
+        others = [f"version {offer.version} is served" for offer in offers]
+        refused = [str(one) for one in found if not isinstance(one, Offer)]
+        raise RewardError(f"{self._label} is not served: {'; '.join(refused + others)}")
 
     @property
     def _label(self) -> str:
@@ -211,7 +208,9 @@ class ServiceReward:
         """The reply of one replica, or None where another try may have one. Raises `RewardError` where none will."""
         request = ScoreRequest(self.name, rows, self.version)
         try:
-            http = await self._ask(replica, Call("POST", "/v1/score", request, MAX_BODY_BYTES))
+            http = await self._calls.ask_watched(
+                replica.endpoint, Call("POST", "/v1/score", request, MAX_BODY_BYTES)
+            )
         except asyncio.CancelledError:
             self._replicas.released(replica)
             raise
@@ -221,7 +220,7 @@ class ServiceReward:
             return None
         if http.is_success:
             return self._read_scores(replica, http, request)
-        detail = f"{replica.endpoint.url} refused with status {http.status}: {self._words(http)}"
+        detail = f"{replica.endpoint.url} refused with status {http.status}: {self._calls.words(http)}"
         self._why = detail
         if http.status == VERSION_CHANGED:
             self._replicas.serves_another(replica, _serves(http))
@@ -231,8 +230,7 @@ class ServiceReward:
             self._replicas.failed(replica)
         else:
             self._replicas.released(replica)
-            key = f"; the variable {KEY_VARIABLE} has to hold its token" if http.status in (401, 403) else ""
-            raise RewardError(f"{self._label} cannot be used: {detail}{key}")
+            raise RewardError(f"{self._label} cannot be used: {detail}{token_hint(http)}")
         return None
 
     def _read_scores(self, replica: Replica, http: Reply, request: ScoreRequest) -> ScoreReply | None:
@@ -250,36 +248,6 @@ class ServiceReward:
             return None
         self._replicas.answered(replica, reply.version)
         return reply
-
-    async def _listed(self, replica: Replica) -> Offer:
-        try:
-            http = await self._ask(replica, Call("GET", "/v1/rewards"))
-            if not http.is_success:
-                key = (
-                    f"; the variable {KEY_VARIABLE} has to hold its token"
-                    if http.status in (401, 403)
-                    else ""
-                )
-                raise RewardError(f"{replica.endpoint.url} refused: {self._words(http)}{key}")
-            offers = {offer.name: offer for offer in decode(http.body, Listing).rewards}
-        except BackendError as error:
-            raise RewardError(str(error)) from error
-        except NotAReply as error:
-            raise RewardError(f"{replica.endpoint.url} {error}") from None
-        if self.name not in offers:
-            raise RewardError(f"{replica.endpoint.url} serves {', '.join(offers) or 'nothing'}")
-        return offers[self.name]
-
-    async def _ask(self, replica: Replica, call: Call) -> Reply:
-        # A client a call: ms-swift may run each step's rewards in a new event loop, and connections are not kept.
-        client = HttpClient(replica.endpoint, self._key)
-        try:
-            return await client.ask(call)
-        finally:
-            await client.close()
-
-    def _words(self, http: Reply) -> str:
-        return HttpClient(self._address.endpoints[0], self._key).words(http)
 
 
 def _unfit(value: Any) -> str:

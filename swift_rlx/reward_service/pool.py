@@ -95,6 +95,7 @@ class WorkerPool:
         slot = _Slot()
         self._slots.append(slot)
         slot.task = asyncio.get_running_loop().create_task(self._run(slot, worker))
+        slot.task.add_done_callback(_report)
 
     def _show(self) -> None:
         self._metrics.workers.labels("wanted").set(self.size)
@@ -187,3 +188,9 @@ class WorkerPool:
         [one] = batch
         self._metrics.rows.labels(one.ask.reward, "failed").inc()
         one.ask.settle(one.row, None, f"the reward was ended on this row: {reason}")
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A worker's place never ends by an error; if it does, that is a bug, and seen."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a worker's place was lost", exc_info=error)

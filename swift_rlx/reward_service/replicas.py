@@ -60,6 +60,12 @@ class Replicas:
             chosen.inflight += 1
             return chosen
 
+    def know(self, versions: Sequence[str]) -> None:
+        """What each replica has said that it serves; empty: it said nothing."""
+        with self._lock:
+            for replica, version in zip(self.all, versions, strict=True):
+                replica.version = version
+
     def rest_s(self) -> float:
         """Until the next replica is awake."""
         with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
+import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +147,10 @@ class _Member:
     def score(self, completions: list[Any], columns: Columns) -> list[float | None]:
         if self._model is not None:
             try:
-                return list(self._model(completions, columns))
+                scores = list(self._model(completions, columns))
+                if not all(map(math.isfinite, scores)):
+                    raise ValueError(f"its scores are not finite: {scores}")
+                return list(scores)
             except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
                 raise RewardError(f"the reward model failed: {type(error).__name__}: {error}") from error
         if isinstance(self._reward, AsyncCheckedReward):

@@ -60,7 +60,12 @@ class Worker:
 
     async def score(self, reward: str, rows: list[Row]) -> Scores:
         """Raises `WorkerDied` where the process ends, or answers with what is no answer."""
-        answer = await self._ask(framed(Task(reward, rows)))
+        try:
+            message = framed(Task(reward, rows))
+        except (OverflowError, TypeError, ValueError) as error:  # such as a number of more than 64 bits
+            reason = f"the batch cannot be sent to a worker: {error}"
+            return Scores([None] * len(rows), dict.fromkeys(range(len(rows)), reason))
+        answer = await self._ask(message)
         if not isinstance(answer, Scores) or len(answer.scores) != len(rows):
             raise WorkerDied(f"worker {self.pid} did not answer with {len(rows)} scores")
         return answer

@@ -150,6 +150,7 @@ def test_a_row_that_ends_or_hangs_its_worker_costs_itself_only(monkeypatch):
     async def job(url, service):
         died = await post(url, rows("a", "die", "ccc"))
         hung = await post(url, rows("a", "hang"))
+        await until(lambda: len(made) == 5 and service.pool.ready == 1)
         return died[1], hung[1], service.pool.ready
 
     died, hung, _ = serving(job, config(batching=Batching(8, 0.0, 0.2)))

@@ -16,7 +16,7 @@ from reward_services import SETUP, ScriptedService, running_service, scored_by, 
 
 from swift_rlx.backends.remote_endpoint import ApiKey, parse_endpoint
 from swift_rlx.errors import ConfigError, RewardError, RewardUnavailable
-from swift_rlx.reward_service import Row, ServiceReward, client, parse_address, replicas
+from swift_rlx.reward_service import Row, ServiceReward, client, parse_address, replica_calls, replicas
 from swift_rlx.reward_service.pool import Batching
 from swift_rlx.reward_service.service import ServiceConfig
 from swift_rlx.reward_service.tenants import token_tenant
@@ -112,6 +112,44 @@ def test_a_replica_that_fails_is_left_for_the_other():
     scores, bad, good = run(job())
     assert scores == [[float(n)] for n in range(40)]
     assert bad < 40 <= good + bad
+
+
+def test_a_replica_that_hangs_is_left_for_the_other_and_one_that_scores_for_long_is_not(monkeypatch):
+    monkeypatch.setattr(replica_calls, "WATCH_S", 0.05)
+
+    async def hang(_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def slow(request: Any) -> Any:
+        if request is not None:
+            await asyncio.sleep(0.4)
+            return scored_by("v1")(request)
+        return 200, {}, {}
+
+    async def job():
+        async with ScriptedService(hang) as hanging, ScriptedService(slow) as good:
+            scores = [
+                await reward(hanging.url, good.url, path="length@v1").score([Row("abc")]) for _ in range(2)
+            ]
+            return scores, good.calls["/v1/score"], good.calls["/health"] > 0
+
+    assert run(job()) == ([[3.0]] * 2, 2, True)
+
+
+def test_the_version_after_is_used_at_once_where_the_one_before_is_gone_already():
+    def listing(version):
+        offer = {"name": "length", "version": version}
+        return lambda request: scored_by(version)(request) if request else (200, {"rewards": [offer]}, {})
+
+    async def job():
+        async with ScriptedService(listing("v4")) as service:
+            known = reward(service.url, path="length@v3,v4")
+            offer = await known.describe()
+            with pytest.raises(RewardError, match="is not served: version v4 is served"):
+                await reward(service.url, path="length@v3").describe()
+            return offer.version, (await known.answer([Row("a")])).version
+
+    assert run(job()) == ("v4", "v4")
 
 
 def test_a_service_that_is_not_there_is_waited_for_up_to_the_limit():

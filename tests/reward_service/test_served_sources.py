@@ -110,6 +110,8 @@ def test_a_reward_model_is_loaded_by_the_given_function_and_its_version_is_its_c
     assert one.offer.version == model_digest(v3) != other.offer.version
     doubled = served(f"x=model:{v3}", loader=find_loader(f"{__name__}:load_lengths", {"factor": "2"}))
     assert doubled.score(rows).scores == [8.0]
+    nan = served(f"x=model:{v3}", loader=find_loader(f"{__name__}:load_lengths", {"factor": "nan"}))
+    assert "not finite" in nan.score(rows).faults[0]
     failing = served(f"x=model:{v3}", loader=find_loader(f"{__name__}:load_failing", {}))
     assert "out of memory" in failing.score(rows).faults[0]
     with pytest.raises(ConfigError, match="there is no model"):
