@@ -5,6 +5,7 @@ Invariants
 - A worker that ends or does not answer in time is replaced, and the rows of its batch are scored again, each by itself.
   A row that ends a worker by itself is settled with that reason, and not tried again.
 - A worker that is removed finishes its batch.
+- All workers have the same rewards in the same versions.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class WorkerPool:
         first = await Worker.start(self._setup)
         self.offers = first.offers
         self._add(first)
+        await asyncio.sleep(0)  # from here on its place ends it, whatever happens
         self.resize(size)
 
     @property
@@ -121,7 +123,7 @@ class WorkerPool:
         tries = 0
         while True:
             try:
-                return await Worker.start(self._setup)
+                return await self._same_as_the_others(await Worker.start(self._setup))
             except (PluginError, WorkerDied, OSError) as error:
                 pause_s = RESTART_S[min(tries, len(RESTART_S) - 1)]
                 tries += 1
@@ -131,6 +133,19 @@ class WorkerPool:
                     return None
                 except asyncio.TimeoutError:
                     continue
+
+    async def _same_as_the_others(self, worker: Worker) -> Worker:
+        """Raises `PluginError` where a package or a model was replaced since the service started: no mixed versions."""
+        if worker.offers == self.offers:
+            return worker
+        await worker.close()
+        now, before = (
+            ", ".join(f"{one.name} {one.version}" for one in offers)
+            for offers in (worker.offers, self.offers)
+        )
+        raise PluginError(
+            f"a new worker has {now}, and the service serves {before}: start a service of its own for it"
+        )
 
     async def _serve(self, slot: _Slot, worker: Worker) -> None:
         """Batches, until the worker ends or the slot is removed."""

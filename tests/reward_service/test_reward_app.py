@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from reward_services import SETUP, running_service, until, use_fake_workers
 
@@ -175,6 +176,20 @@ def test_workers_are_added_and_removed_while_it_runs(monkeypatch):
         return added[1], removed[1], still[1]["scores"], refused[0]
 
     assert serving(job) == ({"workers": 3}, {"workers": 1}, [3.0], 422)
+
+
+def test_a_new_worker_of_another_version_is_not_let_in(monkeypatch, caplog):
+    made = use_fake_workers(monkeypatch)
+
+    async def job(url, service):
+        service.pool._setup = msgspec.structs.replace(SETUP, version="v2")  # a package was upgraded meanwhile
+        service.resize(Tenant("owner", is_admin=True), 2)
+        await until(lambda: len(made) == 2 and made[1].is_closed)
+        return (await post(url, rows("abc")))[1], service.pool.ready
+
+    reply, ready = serving(job)
+    assert (reply["version"], reply["scores"], ready) == ("v1", [3.0], 1)
+    assert "a new worker has length v2, and the service serves length v1" in caplog.text
 
 
 def test_a_tenant_that_is_no_admin_changes_nothing(monkeypatch):
