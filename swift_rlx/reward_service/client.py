@@ -252,6 +252,8 @@ class ServiceReward:
 
 def _unfit(value: Any) -> str:
     """Why JSON cannot hold the value; empty where it can."""
+    if not isinstance(value, str | int | float | list | tuple | dict | None):
+        return f"it is a {type(value).__name__}"
     try:
         msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:

@@ -125,11 +125,12 @@ class _Member:
 
     def __init__(self, text: str, load: Loader) -> None:
         self._model: ModelScorer | None = None
+        self.required: tuple[str, ...] = ("messages",)
+        self.optional: tuple[str, ...] = ()
         self.takes_any = False
         if text.startswith(MODEL):
             path = Path(text.removeprefix(MODEL))
             self.version = model_digest(path)
-            self.required, self.optional = ("messages",), ()
             self._model = load(str(path))
             return
         reward = resolve_reward(text)

@@ -185,8 +185,8 @@ class Judge:
             raise NoGrade(f"the server's reply is no JSON: {error}") from None
         self.usage.requests += 1
         usage = getattr(reply, "usage", None)
-        self.usage.prompt_tokens += getattr(usage, "prompt_tokens", None) or 0
-        self.usage.completion_tokens += getattr(usage, "completion_tokens", None) or 0
+        self.usage.prompt_tokens += _count(usage, "prompt_tokens")
+        self.usage.completion_tokens += _count(usage, "completion_tokens")
         try:
             return str(reply.choices[0].message.content or "")
         except (AttributeError, IndexError, TypeError):
@@ -213,6 +213,12 @@ def read_settings(path: Path) -> JudgeSettings:
         names = ", ".join(one.name for one in fields(JudgeSettings))
         raise ValueError(f"the settings in {path} cannot be used: {error}; they are {names}") from error
     return replace(settings, prompt_file=str(path.parent / settings.prompt_file))
+
+
+def _count(usage: Any, name: str) -> int:
+    """Tokens as the server counted them; not every server does."""
+    value = getattr(usage, name, None)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _question(messages: Sequence[Mapping[str, Any]]) -> str:

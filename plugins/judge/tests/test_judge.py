@@ -163,8 +163,10 @@ def test_a_reply_that_is_no_grade_is_asked_for_once_more_and_then_leaves_the_row
 
 
 @pytest.mark.parametrize(
-    "data", [b"{", b"[]", b"null", b'"text"', b"{}", b'{"choices": []}', b'{"choices": [{}]}']
-)
+    "data",
+    [b"{", b"[]", b"null", b'"text"', b"{}", b'{"choices": []}', b'{"choices": [{}]}', b'{"choices": 1}',
+     b'{"usage": {"prompt_tokens": "many"}}'],
+)  # fmt: skip
 def test_a_body_that_is_no_reply_leaves_the_row_unscored(data):
     scores, _, usage = judged(lambda _: data, ["x"])
     assert (scores, usage.ungraded) == ([None], 2)
