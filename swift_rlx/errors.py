@@ -5,6 +5,7 @@
     ├── ContractError    (RuntimeError)  the installed ms-swift lacks something that we build on
     ├── PluginError      (RuntimeError)  a name that no package offers, that two offer, or that fails to import
     ├── RewardError      (ValueError)    a reward failed or returned something that is not a reward
+    │   └── RewardUnavailable            its service cannot be used now; worth another try later
     ├── CheckpointError  (RuntimeError)  saved state is missing, torn, or belongs to another run
     ├── StoreError       (RuntimeError)  trajectories cannot be written to disk, or read from it
     ├── BackendError     (RuntimeError)  a rollout backend did not do what it was asked
@@ -52,6 +53,12 @@ class PluginError(RlxError, RuntimeError):
 
 class RewardError(RlxError, ValueError):
     """A reward raised, or returned something that is not one number or None per completion."""
+
+
+class RewardUnavailable(RewardError):
+    """A reward's service cannot be used now; another try may have an answer."""
+
+    transient = True
 
 
 class CheckpointError(RlxError, RuntimeError):

@@ -26,6 +26,7 @@ ROWS = {
     **dict.fromkeys(["algorithms", "rewards", "backends", "monitors", "store"], 1),
     **dict.fromkeys(["testing", "scheduler", "cluster"], 2),
     "simulation": 2.5,  # runs the scheduler on the fakes of testing
+    "reward_service": 2.5,  # guards its workers as the cluster does, and asks as remote backends do
     **dict.fromkeys(["trainers", "integration"], 3),
     "cli": 4,
 }
@@ -42,6 +43,7 @@ OUTSIDE: dict[str, set[str]] = {
     "cluster": {"numpy", "msgspec"},
     "monitors": {"numpy", "msgspec"},
     "store": {"numpy", "pyarrow"},
+    "reward_service": {"msgspec"},
     "__main__": {"swift"},  # it stands in for ms-swift's own `swift.cli.rlhf`
 }
 ENGINE_FILES: dict[str, set[str]] = {  # imported where their kind of thing is used, and nowhere else
@@ -49,6 +51,9 @@ ENGINE_FILES: dict[str, set[str]] = {  # imported where their kind of thing is u
     "swift_rlx/backends/remote_": {"numpy", "msgspec", "aiohttp"},
     "swift_rlx/backends/transformers_": {"numpy", "torch", "transformers", "peft", "safetensors"},
     "swift_rlx/backends/vllm_": {"numpy", "psutil", "torch", "safetensors", "vllm"},
+    "swift_rlx/reward_service/app.py": {"fastapi", "msgspec"},
+    "swift_rlx/reward_service/serving.py": {"uvicorn"},
+    "swift_rlx/reward_service/metrics.py": {"prometheus_client"},
 }
 MS_SWIFT = {"swift", "trl", "transformers", "peft", "accelerate", "datasets"}
 KNOWS_MS_SWIFT = {"trainers", "integration", "__main__"}
@@ -67,6 +72,7 @@ CATCHES_EVERYTHING = {
     "swift_rlx/scheduler/loop_thread.py": "what ends the thread is raised in the caller's",
     "swift_rlx/testing/engine_suite.py": "an engine under test raises what it likes",
     "swift_rlx/testing/reward_suite.py": "a reward under test raises what it likes",
+    "swift_rlx/reward_service/worker_program.py": "a reward that is built raises what it likes",
     "swift_rlx/cli/probe.py": "a package that fails to import is a line of the doctor's report",
 }
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "core", "manager"}

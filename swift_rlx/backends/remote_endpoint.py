@@ -45,7 +45,7 @@ def parse_endpoints(texts: Sequence[str]) -> tuple[Endpoint, ...]:
 
     Raises `ConfigError` for what is no address of a server, for one with a password, and for one that is named twice.
     """
-    found = [_parse(text) for text in texts]
+    found = [parse_endpoint(text) for text in texts]
     for number, one in enumerate(found):
         if one in found[:number]:
             raise ConfigError(
@@ -54,7 +54,10 @@ def parse_endpoints(texts: Sequence[str]) -> tuple[Endpoint, ...]:
     return tuple(found)
 
 
-def _parse(text: str) -> Endpoint:
+def parse_endpoint(
+    text: str, flag: str = "--rollout_endpoints", key_variable: str = KEY_VARIABLE
+) -> Endpoint:
+    """One server. `flag`, `key_variable`: named in errors. Raises `ConfigError`."""
     try:
         parts = urlsplit(text)
         host, port = (parts.hostname or "").lower(), parts.port
@@ -62,13 +65,13 @@ def _parse(text: str) -> Endpoint:
         parts, host, port = urlsplit(""), "", None
     if parts.username is not None or parts.password is not None:
         raise ConfigError(
-            f"--rollout_endpoints holds a name or password for {host}, which would stand in logs: put the server's key"
-            f" into the variable {KEY_VARIABLE}, or its file into {FILE_VARIABLE}"
+            f"{flag} holds a name or password for {host}, which would stand in logs: put the server's key into the"
+            f" variable {key_variable}, or its file into {key_variable}_FILE"
         )
     is_plain = text.isascii() and text.isprintable() and " " not in text
     if parts.scheme not in _PORTS or not host or not is_plain or parts.query or parts.fragment:
         raise ConfigError(
-            f"--rollout_endpoints {text!r} is refused: give the address of a server, such as http://gpu7:8000"
+            f"{flag} {text!r} is refused: give the address of a server, such as http://gpu7:8000"
         )
     port = port or _PORTS[parts.scheme]
     shown = f"[{host}]" if ":" in host else host
@@ -96,17 +99,18 @@ class ApiKey:
         return "ApiKey(***)"
 
 
-def read_api_key(environment: Mapping[str, str]) -> ApiKey | None:
-    """The key for all servers, from a variable or a file; None: they have none.
+def read_api_key(environment: Mapping[str, str], variable: str = KEY_VARIABLE) -> ApiKey | None:
+    """The key for all servers, from a variable or from the file that `<variable>_FILE` names; None: they have none.
 
     Raises `ConfigError`, which does not show the key, where both are given, or what is there is no key.
     """
-    text, path = environment.get(KEY_VARIABLE), environment.get(FILE_VARIABLE)
+    file_variable = f"{variable}_FILE"
+    text, path = environment.get(variable), environment.get(file_variable)
     if text and path:
-        raise ConfigError(f"{KEY_VARIABLE} and {FILE_VARIABLE} are both set; unset one of them")
-    where = KEY_VARIABLE
+        raise ConfigError(f"{variable} and {file_variable} are both set; unset one of them")
+    where = variable
     if path:
-        where = f"{FILE_VARIABLE} {path}"
+        where = f"{file_variable} {path}"
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

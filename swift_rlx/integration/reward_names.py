@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from swift_rlx.errors import ConfigError, PluginError
+from swift_rlx.integration.served_rewards import is_address, reward_name, served_reward
 from swift_rlx.registry import Provider
 from swift_rlx.rewards import (
     REWARDS,
@@ -70,12 +71,16 @@ def check_reward_names(names: list[Any]) -> None:
         PluginError: a name is unknown, offered twice, its package fails to import, or it cannot be called as a reward.
     """
     named = [name for name in names if isinstance(name, str)]
-    twice = sorted({name for name in named if named.count(name) > 1})
+    shown = [reward_name(name) for name in named]
+    twice = sorted({name for name in shown if shown.count(name) > 1})
     if twice:
         raise ConfigError(
             f"--reward_funcs names {', '.join(twice)} twice; give each once, with --reward_weights"
         )
     for name in named:
+        if is_address(name):
+            served_reward(name)
+            continue
         if name in NEEDS_MATH_VERIFY and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 f"the reward {name!r} needs the package math-verify, which is not installed;"
@@ -97,6 +102,8 @@ def described_rewards(rewards: list[Any], args: Any) -> list[Reward]:
 
 
 def _described(reward: Any, args: Any) -> Reward:
+    if is_address(reward):
+        return served_reward(reward)
     if not isinstance(reward, str):
         name = reward.name if is_source(reward) else callable_name(reward)
         return describe_reward(

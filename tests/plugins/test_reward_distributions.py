@@ -13,6 +13,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "plugins/comment_bonus": ("comment_bonus", "swift-rlx-comment-bonus 0.1.0"),
     "plugins/format_length": ("format_length", "swift-rlx-format-length 0.1.0"),
+    "plugins/judge": ("judge", "swift-rlx-judge 0.1.0"),
+    "plugins/math_answer": ("math_answer", "swift-rlx-math-answer 0.1.0"),
+    "plugins/rules": ("rules", "swift-rlx-rules 0.1.0"),
+    "plugins/semantic_similarity": ("semantic_similarity", "swift-rlx-semantic-similarity 0.1.0"),
     "examples/reward_package": ("last_line", "my-last-line 0.1.0"),
 }
 

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 import runs
 
+from swift_rlx.cli.reward_new import create_package
+
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
-DISTRIBUTIONS = {"comment_bonus": "swift-rlx-comment-bonus", "format_length": "swift-rlx-format-length"}
+NEW = "ends_well"
+"""A package that `swift-rlx reward new` made."""
+DISTRIBUTIONS = {
+    "comment_bonus": "swift-rlx-comment-bonus",
+    "format_length": "swift-rlx-format-length",
+    NEW: "ends-well",
+}
 
 
 def call(*words: Any, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -31,6 +39,8 @@ def call(*words: Any, cwd: Path | None = None, **environment: str) -> subprocess
 class UserEnvironment:
     """A virtual environment with all that this one has, to install into and to uninstall from."""
 
+    before: set[str]
+
     def __init__(self, folder: Path) -> None:
         venv.create(folder, with_pip=False, symlinks=True)
         self.python, self.swift = folder / "bin" / "python", folder / "bin" / "swift"
@@ -41,6 +51,12 @@ class UserEnvironment:
         script = f"#!{self.python}\nfrom swift.cli.main import cli_main\n\ncli_main()\n"
         self.swift.write_text(script, encoding="utf-8")  # as pip writes it
         self.swift.chmod(0o755)
+        self._packages = packages
+
+    def files(self) -> set[str]:
+        """What is installed here, without what Python compiled."""
+        paths = (file.relative_to(self._packages) for file in self._packages.rglob("*"))
+        return {path.as_posix() for path in paths if "__pycache__" not in path.parts}
 
     def pip(self, *words: Any) -> None:
         done = call(sys.executable, "-m", "pip", "--python", self.python, *words, "--quiet")
@@ -52,12 +68,14 @@ class UserEnvironment:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> UserEnvironment:
-    """Has the wheels of both reward distributions installed."""
+    """Has the wheels of the reward distributions installed; `before`: the files without them."""
     folder = tmp_path_factory.mktemp("wheels")
     made = UserEnvironment(folder / "venv")
+    made.before = made.files()
+    new = create_package(NEW, folder)
     for name in DISTRIBUTIONS:
         build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "dist")
-        done = call(*build, cwd=PLUGINS / name)
+        done = call(*build, cwd=new if name == NEW else PLUGINS / name)
         assert done.returncode == 0, done.stderr
     made.pip("install", "--no-deps", "--no-index", *(folder / "dist").glob("*.whl"))
     return made
@@ -94,6 +112,7 @@ def test_an_uninstalled_reward_is_refused_by_name_and_stock_still_runs(
     environment: UserEnvironment, options: dict[str, Any], tmp_path: Path
 ) -> None:
     environment.pip("uninstall", "--yes", *DISTRIBUTIONS.values())
+    assert environment.files() == environment.before
     refused = environment.rlhf(options)
 
     assert refused.returncode == 1

@@ -1,0 +1,195 @@
+"""What `swift-rlx reward serve --reward` names, and the reward that it means.
+
+comment_bonus                       a reward by its name, from a package or a file of `--external_plugins`
+helpful=model:/models/rm_v3         a reward model of transformers, under the name `helpful`
+safe=min(model:/a, model:/b)        an ensemble: mean, min, or uwo (mean - variance / 2); of names, models, or both
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift_rlx.errors import ConfigError, PluginError, RewardError
+from swift_rlx.reward_service.frames import Scores
+from swift_rlx.reward_service.wire import MAX_REASON, Offer, Row
+from swift_rlx.rewards import AsyncCheckedReward, CheckedReward, checked_reward, resolve_reward
+
+Checked = CheckedReward | AsyncCheckedReward
+Columns = dict[str, list[Any]]
+ModelScorer = Callable[[Sequence[Any], Mapping[str, list[Any]]], list[float]]
+"""What a loader of reward models returns: scores of completions, given the columns (`messages`) of their rows."""
+
+Loader = Callable[[str], ModelScorer]
+
+MODEL = "model:"
+_ENSEMBLE = re.compile(r"(\w+)\((.+)\)")
+
+
+UWO = 0.5
+"""Weight of the variance."""
+
+
+def _uwo(scores: Sequence[float]) -> float:
+    return statistics.fmean(scores) - UWO * statistics.pvariance(scores)
+
+
+JOINED: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "min": min, "uwo": _uwo}
+"""Coste et al. 2024 (arXiv:2310.02743): mean, worst case (WCO), and uncertainty-weighted (UWO)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A served name and its members; `join`: how an ensemble becomes one score, None for a single member."""
+
+    name: str
+    members: tuple[str, ...]
+    join: str | None = None
+
+
+def parse_source(text: str) -> Source:
+    """Raises `ConfigError`."""
+    name, equals, rest = text.partition("=")
+    if not equals:
+        name = rest = text
+    ensemble = _ENSEMBLE.fullmatch(rest.strip())
+    join, listed = (ensemble[1], ensemble[2].split(",")) if ensemble else (None, [rest])
+    members = tuple(member.strip() for member in listed)
+    is_named = bool(re.fullmatch(r"[\w.-]+", name)) and (equals or not (ensemble or rest.startswith(MODEL)))
+    if not is_named or not all(members) or (join is not None and join not in JOINED):
+        raise ConfigError(
+            f"--reward {text!r} is refused: give a reward's name, NAME=model:PATH, or NAME=JOIN(MEMBER, MEMBER) with"
+            f" JOIN one of {', '.join(JOINED)}"
+        )
+    return Source(name, members, join)
+
+
+class ServedReward:
+    """A source, built: in a worker process. Raises `ConfigError` and `PluginError`."""
+
+    def __init__(self, source: Source, version: str, load: Loader) -> None:
+        self._members = [_Member(member, load) for member in source.members]
+        self._join = None if source.join is None else JOINED[source.join]
+        version = version or "+".join(member.version for member in self._members)
+        if not re.fullmatch(r"[\w.+-]+", version):
+            raise ConfigError(
+                f"the reward {source.name!r} has no version that an address can name (it says {version!r}): give one"
+                " with --version"
+            )
+        required = dict.fromkeys(name for member in self._members for name in member.required)
+        optional = dict.fromkeys(name for member in self._members for name in member.optional)
+        takes_any = any(member.takes_any for member in self._members)
+        self.offer = Offer(source.name, version, tuple(required), tuple(optional), takes_any)
+
+    def score(self, rows: Sequence[Row]) -> Scores:
+        """Of all rows together; where that fails, of each by itself, so that the others keep their scores."""
+        try:
+            return Scores(self._together(rows))
+        except RewardError as error:
+            if len(rows) == 1:
+                return Scores([None], {0: str(error)[:MAX_REASON]})
+        scores: list[float | None] = []
+        faults: dict[int, str] = {}
+        for number, row in enumerate(rows):
+            alone = self.score([row])
+            scores += alone.scores
+            if alone.faults:
+                faults[number] = alone.faults[0]
+        return Scores(scores, faults)
+
+    def _together(self, rows: Sequence[Row]) -> list[float | None]:
+        completions = [row.completion for row in rows]
+        names = dict.fromkeys(name for row in rows for name in row.columns)
+        columns = {name: [row.columns.get(name) for row in rows] for name in names}
+        by_member = [member.score(completions, columns) for member in self._members]
+        if self._join is None:
+            return by_member[0]
+        # A row that a member could not score has no ensemble score: its mean would be of other models than its
+        # siblings'.
+        return [
+            None if None in row else self._join([score for score in row if score is not None])
+            for row in zip(*by_member, strict=True)
+        ]
+
+
+class _Member:
+    """One reward or reward model."""
+
+    def __init__(self, text: str, load: Loader) -> None:
+        self._model: ModelScorer | None = None
+        self.required: tuple[str, ...] = ("messages",)
+        self.optional: tuple[str, ...] = ()
+        self.takes_any = False
+        if text.startswith(MODEL):
+            path = Path(text.removeprefix(MODEL))
+            self.version = model_digest(path)
+            self._model = load(str(path))
+            return
+        reward = resolve_reward(text)
+        if reward.spec.scope == "batch":
+            raise PluginError(
+                f"{reward.spec.label} cannot be served: its values depend on the whole batch, and a service scores rows"
+                " of several callers together"
+            )
+        self._reward = checked_reward(reward)
+        self._loop = asyncio.new_event_loop() if reward.spec.is_async else None
+        self.version = reward.spec.version or ""
+        self.required = reward.spec.required_columns
+        self.optional, self.takes_any = reward.spec.optional_columns, reward.spec.takes_any_column
+
+    def score(self, completions: list[Any], columns: Columns) -> list[float | None]:
+        if self._model is not None:
+            try:
+                scores = list(self._model(completions, columns))
+                if not all(map(math.isfinite, scores)):
+                    raise ValueError(f"its scores are not finite: {scores}")
+                return list(scores)
+            except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+                raise RewardError(f"the reward model failed: {type(error).__name__}: {error}") from error
+        if isinstance(self._reward, AsyncCheckedReward):
+            # One loop for the worker's life: clients that the reward keeps open belong to it.
+            assert self._loop is not None
+            return self._loop.run_until_complete(self._reward(completions, **columns))
+        return self._reward(completions, **columns)
+
+
+def find_loader(dotted: str, options: Mapping[str, str]) -> Loader:
+    """The loader of reward models that `MODULE:FUNCTION` names, imported when it is used. Raises `ConfigError`."""
+    module, _, name = dotted.partition(":")
+    if not name:
+        raise ConfigError(
+            f"--loader {dotted!r} is refused: give MODULE:FUNCTION, which loads a reward model from a path"
+        )
+
+    def load(path: str) -> ModelScorer:
+        function: Callable[..., ModelScorer] = getattr(importlib.import_module(module), name)
+        return function(path, **options)
+
+    return load
+
+
+def model_digest(path: Path) -> str:
+    """12 hexadecimal digits of the SHA-256 over the names and contents of a model's files: its version.
+
+    Raises `ConfigError` where there is no model.
+    """
+    files = sorted(
+        [*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("*.bin"), *path.glob("*.jinja")]
+    )
+    if not files:
+        raise ConfigError(f"--reward model:{path} is refused: there is no model in that directory")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as opened:
+            while part := opened.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()[:12]

@@ -1,0 +1,122 @@
+"""`swift-rlx reward serve` as a user starts it: real worker processes, which end with it whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pytest
+from reward_services import until
+
+from swift_rlx.backends.remote_endpoint import ApiKey
+from swift_rlx.errors import RewardError
+from swift_rlx.reward_service import Row, ServiceReward, parse_address
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOKEN = "a-token-of-the-test"
+REWARDS = """
+import os, re, time
+from swift_rlx import register_reward
+
+@register_reward("odd", version="7")
+def odd(completion: str, **columns) -> float:
+    if completion == "raise":
+        raise KeyError("on purpose")
+    if completion == "hang":
+        time.sleep(600)
+    if completion == "exit":
+        os._exit(3)
+    if completion == "endless":
+        re.match("(a|aa)+$", "a" * 60 + "b")
+    return float(len(completion))
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address, as it says them."""
+    (tmp_path / "odd_rewards.py").write_text(REWARDS, encoding="utf-8")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from swift_rlx.cli.main import main; raise SystemExit(main())"),
+            *("reward", "serve", "--reward", "odd", "--version", "v3", "--port", "0", "--workers", "2"),
+            *("--batch-limit-s", "3", "--external-plugins", str(tmp_path / "odd_rewards.py")),
+        ],
+        env=os.environ
+        | {"SWIFT_RLX_REWARD_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("serving odd, version v3: --reward_funcs http://127.0.0.1:"), line
+    yield process, line.split()[-1]
+    process.kill()
+    process.wait()
+
+
+def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [
+        one
+        for one in psutil.Process(process.pid).children(True)
+        if "worker_program" in " ".join(one.cmdline())
+    ]
+
+
+def test_a_service_scores_survives_odd_rows_and_ends_with_its_workers(service) -> None:
+    process, address = service
+    reward = ServiceReward(parse_address(address), ApiKey(TOKEN), limit_s=120.0)
+
+    async def job():
+        offer = await reward.describe()
+        texts = ["a", "raise", "bbb", "hang", "exit", "endless", "cc"]
+        answer = await reward.answer([Row(text) for text in texts])
+        with pytest.raises(RewardError, match="needs its token"):
+            await ServiceReward(parse_address(address)).score([Row("a")])
+        return offer, answer
+
+    offer, answer = asyncio.run(asyncio.wait_for(job(), 150))
+    assert (offer.name, offer.version, answer.version) == ("odd", "v3", "v3")
+    assert answer.scores == [1.0, None, 3.0, None, None, None, 2.0]
+    assert {row: "on purpose" in reason for row, reason in answer.faults.items()} == {
+        1: True,
+        3: False,
+        4: False,
+        5: False,
+    }
+    assert "longer than 3 s" in answer.faults[3]
+    with urlopen(address.rpartition("/")[0] + "/health") as health:
+        assert json.load(health)["versions"] == {"odd": "v3"}
+    left = workers(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert psutil.wait_procs(left, 30)[1] == []
+
+
+def test_workers_do_not_outlive_a_service_that_is_killed(service) -> None:
+    process, address = service
+    reward = ServiceReward(parse_address(address), ApiKey(TOKEN))
+
+    async def hang():
+        asking = asyncio.ensure_future(reward.answer([Row("endless")]))
+        await until(lambda: any(one.cpu_percent(0.05) > 20 for one in workers(process)))
+        left = workers(process)
+        process.kill()
+        asking.cancel()
+        return left
+
+    left = asyncio.run(asyncio.wait_for(hang(), 100))
+    begin_s = time.monotonic()
+    assert left
+    assert psutil.wait_procs(left, 60)[1] == []
+    assert time.monotonic() - begin_s < 60
