@@ -74,7 +74,7 @@ def to_batch(groups: Iterable[TrajectoryGroup]) -> Batch:
     import pyarrow as pa
 
     rows = [(group, member) for group in groups for member in group.members]
-    values = _of_trajectories(rows) | _of_completions([member.completion for _, member in rows])
+    values = trajectory_values(rows) | completion_values([member.completion for _, member in rows])
     try:
         arrays = [pa.array(values[column.name], column.type) for column in columns()]
         return pa.RecordBatch.from_arrays(arrays, schema=columns())
@@ -95,7 +95,8 @@ def checksum(batch: Batch, note: str) -> int:
     return zlib.crc32(note.encode(), zlib.crc32(batch.serialize()))
 
 
-def _of_trajectories(rows: Sequence[tuple[TrajectoryGroup, Trajectory]]) -> dict[str, list[Any]]:
+def trajectory_values(rows: Sequence[tuple[TrajectoryGroup, Trajectory]]) -> dict[str, list[Any]]:
+    """The columns of a row that are not of its completion, and `info`."""
     return {
         "prompt_epoch": [group.prompt.epoch for group, _ in rows],
         "prompt_index": [group.prompt.index for group, _ in rows],
@@ -113,7 +114,8 @@ def _of_trajectories(rows: Sequence[tuple[TrajectoryGroup, Trajectory]]) -> dict
     }
 
 
-def _of_completions(completions: Sequence[Completion]) -> dict[str, list[Any]]:
+def completion_values(completions: Sequence[Completion]) -> dict[str, list[Any]]:
+    """The columns of a row that are of its completion, but `info`."""
     runs = _runs([np.asarray(one.policy_steps, np.int32) for one in completions])
     return {
         "token_ids": [np.asarray(one.token_ids, np.int32) for one in completions],
@@ -180,9 +182,11 @@ def _group(rows: Sequence[tuple[dict[str, Any], Any]]) -> TrajectoryGroup:
 
 def _trajectory(prompt: Prompt, plain: dict[str, Any], tokens: Any) -> Trajectory:
     token_ids, logprobs, steps, lengths, sampled = tokens
+    if logprobs is None:  # a store's rows may lack them, and may have them in half precision
+        logprobs = np.full(len(token_ids), np.nan, np.float32)
     completion = Completion(
         token_ids=token_ids,
-        logprobs=logprobs,
+        logprobs=np.asarray(logprobs, np.float32),
         policy_steps=np.repeat(steps, lengths),
         finish_reason=FinishReason(plain["finish_reason"]),
         incarnation=plain["incarnation"],
