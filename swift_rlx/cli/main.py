@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from swift_rlx import __version__
-from swift_rlx.cli import doctor, simulate, version
+from swift_rlx.cli import doctor, simulate, store, version
 from swift_rlx.errors import ConfigError, RlxError
 
 COMMANDS = {
     "doctor": doctor,
     "simulate": simulate,
+    "store": store,
     "version": version,
 }
 

@@ -95,7 +95,9 @@ def _merge(place: Place, entries: Sequence[ShardEntry]) -> ShardEntry:
 
     shards = [SealedShard(place, entry) for entry in entries]
     is_half = all(
-        chunk.columns["logprobs"].type.value_type == pa.float16() for shard in shards for chunk in shard.chunks
+        chunk.columns["logprobs"].type.value_type == pa.float16()
+        for shard in shards
+        for chunk in shard.chunks
     )
     written = OpenShard(place, new_shard_name(entries[0].bucket), entries[0].bucket, row_schema(is_half))
     with contextlib.ExitStack() as undo:

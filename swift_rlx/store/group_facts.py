@@ -87,7 +87,10 @@ def _of_chunk(chunk: Chunk, recipes: _Names, writers: _Names) -> tuple[npt.NDArr
 
 
 def _recipes_of_groups(
-    codes: npt.NDArray[np.int16], is_scored: npt.NDArray[np.bool_], begins: npt.NDArray[np.int32], names: _Names
+    codes: npt.NDArray[np.int16],
+    is_scored: npt.NDArray[np.bool_],
+    begins: npt.NDArray[np.int32],
+    names: _Names,
 ) -> npt.NDArray[np.int16]:
     """The recipe of each group's scored members."""
     low = np.minimum.reduceat(np.where(is_scored, codes, np.iinfo(np.int16).max), begins)

@@ -26,7 +26,9 @@ NewColumns = Callable[[SealedShard, int], Mapping[str, list[Any]]]
 """Of a shard and the number of one of its chunks: values of some columns, one for each row."""
 
 
-def write_overlay(place: Place, shard: SealedShard, names: tuple[str, ...], columns: NewColumns) -> ShardEntry:
+def write_overlay(
+    place: Place, shard: SealedShard, names: tuple[str, ...], columns: NewColumns
+) -> ShardEntry:
     """The shard's entry with an overlay of the columns `names`, not published yet. An overlay of before with no other
     columns leaves it. Raises `StoreError` for columns that cannot be covered.
     """

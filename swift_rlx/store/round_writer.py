@@ -135,7 +135,9 @@ class RoundWriter:
     def __enter__(self) -> RoundWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Forget what was not sealed."""
         self.abandon()
 
@@ -147,7 +149,9 @@ class RoundWriter:
         begin = 0
         while begin < len(groups):
             end, count = begin, 0
-            while end < len(groups) and (end == begin or count + len(groups[end].group.members) <= MAX_BATCH_ROWS):
+            while end < len(groups) and (
+                end == begin or count + len(groups[end].group.members) <= MAX_BATCH_ROWS
+            ):
                 count += len(groups[end].group.members)
                 end += 1
             at = RoundPlace(self._name, self.next_round, self._num_rows)

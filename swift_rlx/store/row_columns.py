@@ -58,7 +58,9 @@ def row_schema(is_half: bool) -> Any:
         "repetition_penalty": pa.float32(),
     }
     may_be_null = ("prompt_ids", *SAMPLING_COLUMNS)
-    return pa.schema([*shared, *(pa.field(name, type_, name in may_be_null) for name, type_ in further.items())])
+    return pa.schema(
+        [*shared, *(pa.field(name, type_, name in may_be_null) for name, type_ in further.items())]
+    )
 
 
 @functools.cache
@@ -97,7 +99,8 @@ def to_row_batches(groups: Sequence[StoredGroup], at: RoundPlace, is_half: bool)
     values |= _further_values(groups, members, at)
     texts = {"row_id": values["row_id"], "info": info, **_text_values(groups, members)}
     return tuple(  # type: ignore[return-value]
-        _as_batch(pa, found, schema) for found, schema in ((values, row_schema(is_half)), (texts, text_schema()))
+        _as_batch(pa, found, schema)
+        for found, schema in ((values, row_schema(is_half)), (texts, text_schema()))
     )
 
 
@@ -152,7 +155,10 @@ def _further_values(
         "round": [at.number] * count,
         "engine": [stored.engine for stored, _ in members],
         "recipe": [stored.recipe for stored, _ in members],
-        **{name: [None if one is None else getattr(one, name) for one in sampling] for name in SAMPLING_COLUMNS},
+        **{
+            name: [None if one is None else getattr(one, name) for one in sampling]
+            for name in SAMPLING_COLUMNS
+        },
     }
 
 
@@ -196,7 +202,9 @@ def _columns_json(found: Mapping[str, object]) -> str:
 
 def _sampling(text: str) -> SamplingParams:
     found = json.loads(text)
-    return SamplingParams(**{name: tuple(one) if isinstance(one, list) else one for name, one in found.items()})
+    return SamplingParams(
+        **{name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
+    )
 
 
 def _as_batch(pa: Any, values: Mapping[str, list[Any]], schema: Any) -> Batch:

@@ -42,9 +42,7 @@ class Snapshot:
         self.url = place.url
         self.manifest = manifest
         self.shards = [SealedShard(place, entry) for entry in manifest.shards.values()]
-        self._homes = [
-            _Home(shard, number) for shard in self.shards for number in range(len(shard.chunks))
-        ]
+        self._homes = [_Home(shard, number) for shard in self.shards for number in range(len(shard.chunks))]
         self.chunks: list[Chunk] = [home.shard.chunks[home.number] for home in self._homes]
         lengths = [chunk.num_rows for chunk in self.chunks]
         self.chunk_begins: LongArray = np.cumsum([0, *lengths], dtype=np.int64)

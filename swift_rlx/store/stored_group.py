@@ -9,6 +9,7 @@ import numpy as np
 
 from swift_rlx.types import Prompt, SamplingParams, TrajectoryGroup
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredGroup:
     """A group with what its records do not say.

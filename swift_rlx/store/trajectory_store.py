@@ -1,8 +1,8 @@
 """The store of scored trajectories: what is made once and trained on many times.
 
-    <store>/store.json              how it is laid out; never changes
-    <store>/manifest/00000001.json  which shards there are, by generation
-    <store>/shards/<name>.rows.arrow, .texts.arrow, .overlay-<n>.arrow
+<store>/store.json              how it is laid out; never changes
+<store>/manifest/00000001.json  which shards there are, by generation
+<store>/shards/<name>.rows.arrow, .texts.arrow, .overlay-<n>.arrow
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ class TrajectoryStore:
 
     @classmethod
     def create(
-        cls, url: str | Path, *, buckets: int = DEFAULT_BUCKETS, is_half: bool = True, cache: Path | None = None
+        cls,
+        url: str | Path,
+        *,
+        buckets: int = DEFAULT_BUCKETS,
+        is_half: bool = True,
+        cache: Path | None = None,
     ) -> TrajectoryStore:
         """Make a store where none is, or open the one that another process has just made there.
 
