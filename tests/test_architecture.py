@@ -41,7 +41,7 @@ OUTSIDE: dict[str, set[str]] = {
     **{part: {"numpy"} for part in ["backends", "scheduler", "simulation"]},
     "cluster": {"numpy", "msgspec"},
     "monitors": {"numpy", "msgspec"},
-    "store": {"numpy", "pyarrow"},
+    "store": {"numpy", "pyarrow", "fsspec"},
     "__main__": {"swift"},  # it stands in for ms-swift's own `swift.cli.rlhf`
 }
 ENGINE_FILES: dict[str, set[str]] = {  # imported where their kind of backend is used, and nowhere else

@@ -1,9 +1,9 @@
 """Batches of stored groups: the same on every rank and after every resume, each group at most `max_reuse` times.
 
-The batch of an optimizer step follows from the random seed, the step, the ids of the groups that may train then, and how
-often each was used; not from the shards that they are in, so that compaction changes nothing. Groups that were used
-least come first, in random order: all are used once before one is used twice, and what is sealed during a run trains
-soon.
+The batch of an optimizer step follows from the random seed, the step, the ids of the groups that may train then, and
+how often each was used; not from the shards that they are in, so that compaction changes nothing. Groups that were
+used least come first, in random order: all are used once before one is used twice, and what is sealed during a run
+trains soon.
 """
 
 from __future__ import annotations

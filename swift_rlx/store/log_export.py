@@ -1,4 +1,4 @@
-"""Rows of a store for others: as conversations that ms-swift and `datasets` load, and as a sheet for people to score."""
+"""Rows of a store for others: conversations that ms-swift and `datasets` load, and a sheet for people to score."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def write_rows(rows: Iterator[dict[str, Any]], file: Path) -> int:
             writer = csv.DictWriter(opened, SHEET, restval="") if file.suffix == ".csv" else None
             if writer is not None:
                 writer.writeheader()
-            for count, row in enumerate(rows, 1):
+            for row in rows:
+                count += 1
                 if writer is not None:
                     writer.writerow(row)
                 else:
@@ -109,6 +110,7 @@ def _text(stored: StoredGroup, place: int, row_id: int, decode: Decode | None) -
 def _decoded(ids: IntArray, row_id: int, decode: Decode | None) -> str:
     if decode is None:
         raise StoreError(
-            f"trajectory {as_text(row_id)} has token ids but no text; give the model whose tokenizer makes it: --model ID"
+            f"trajectory {as_text(row_id)} has token ids but no text; give the model whose tokenizer makes"
+            " it: --model ID"
         )
     return decode(ids)

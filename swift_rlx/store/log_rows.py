@@ -145,9 +145,11 @@ def _read(row: LoggedRow, columns: LogColumns) -> tuple[LoggedPrompt, list[Logge
 def _messages(row: LoggedRow, prompt: Any) -> list[dict[str, Any]]:
     if isinstance(prompt, str) and prompt.strip():
         return [{"role": "user", "content": prompt}]
-    if isinstance(prompt, list) and prompt:
-        if all(isinstance(one, dict) and {"role", "content"} <= set(one) for one in prompt):
-            return [dict(one) for one in prompt]
+    is_conversation = isinstance(prompt, list) and all(
+        isinstance(one, dict) and {"role", "content"} <= set(one) for one in prompt
+    )
+    if prompt and is_conversation:
+        return [dict(one) for one in prompt]
     raise row.refused(f"its prompt {_short(prompt)} is neither text nor messages with role and content")
 
 
@@ -160,7 +162,7 @@ def _answers(row: LoggedRow, found: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
     leading = "answer" if "answer" in given else "token_ids"
     is_many = isinstance(given[leading], list) and (
-        leading == "answer" or bool(given[leading]) and isinstance(given[leading][0], list)
+        leading == "answer" or (bool(given[leading]) and isinstance(given[leading][0], list))
     )
     if not is_many:
         return [given]

@@ -51,8 +51,8 @@ class Recipe:
         for source in self.sources:
             if any(mark in source.name + source.version for mark in ("@", "*", " + ")) or not source.name:
                 raise StoreError(
-                    f"the reward '{source.name}' of version '{source.version}' cannot be named in a store; use names and"
-                    " versions without @, * and ' + '"
+                    f"the reward '{source.name}' of version '{source.version}' cannot be named in a store; use"
+                    " names and versions without @, * and ' + '"
                 )
         if not self.sources or not any(source.weight for source in self.sources):
             raise StoreError("a reward is made of at least one source with a weight other than 0")
