@@ -1,4 +1,4 @@
-"""Stores that fsspec reaches: the same store, with files in a local cache, and only where two writers cannot collide."""
+"""Stores that fsspec reaches: the same as local ones, with a cache, and only where two writers cannot collide."""
 
 from __future__ import annotations
 
