@@ -20,6 +20,7 @@ def _model_arguments(parser: argparse.ArgumentParser, of: str) -> None:
     add = parser.add_argument
     add("--model", help=f"id or directory of the model whose tokenizer and template {of}")
     add("--template", help="ms-swift's name of its template, where that is not known from the model")
+    add("--model-type", help="ms-swift's name of its kind, where several fit")
     add("--use-hf", action="store_true", help="take the model from Hugging Face, not from ModelScope")
 
 
@@ -28,7 +29,9 @@ def _encoder(options: argparse.Namespace) -> LogEncoder | None:
         return None
     from swift_rlx.integration.log_encoding import LogEncoder
 
-    return LogEncoder(options.model, options.template, use_hf=options.use_hf or None)
+    return LogEncoder(
+        options.model, options.template, model_type=options.model_type, use_hf=options.use_hf or None
+    )
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:

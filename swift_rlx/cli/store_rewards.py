@@ -98,6 +98,8 @@ def _rescore(options: argparse.Namespace) -> int:
     stored = dict(map(_stored, options.stored))
     known = stored_versions(snapshot)
     with _pool(options, [name for name in known if name not in stored], only_offered=True) as pool:
+        for name in sorted(set(known) - set(pool.names)):
+            print(f"{name}: its stored values are kept; nothing that is installed computes it")
         versions = {**stored, **{name: pool.version(name) for name in pool.names}}
         return _rewarded(store, current_recipe(snapshot, known, versions), pool, again=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 from stored_groups import filled, stored_group
@@ -125,7 +126,8 @@ def test_a_sheet_comes_back_with_scores(tmp_path, capsys):
 def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, code, message):
     monkeypatch.chdir(tmp_path)
     shown = run(capsys, *arguments, code=code)
-    assert shown.startswith(f"swift-rlx: error: {message}") and shown.count("\n") == 1
+    assert shown.startswith(f"swift-rlx: error: {message}")
+    assert shown.count("\n") == 1
 
 
 def test_stored_scores_become_rewards(tmp_path, capsys):
@@ -151,7 +153,7 @@ def digits(completion, solution, **columns):
 
 
 @pytest.mark.slow
-def test_rewards_of_a_plugin_score_and_another_version_rescores(tmp_path, capsys):
+def test_rewards_of_a_plugin_score_and_another_version_rescores(tmp_path, capsys, monkeypatch):
     folder, plugin = a_store(tmp_path), tmp_path / "digits_plugin.py"
     plugin.write_text(PLUGIN.format(version="1", value=5.0))
     shown = run(
@@ -161,7 +163,11 @@ def test_rewards_of_a_plugin_score_and_another_version_rescores(tmp_path, capsys
     assert "digits: 12 computed, mean 3, std 2 of 12" in shown
     assert "'zscore(dataset): 1*digits@1 + 0.5*length@2'; 0 of them none" in shown
     assert "digits: 0 computed" in run(capsys, "rescore", folder, "--external-plugins", plugin)
-    plugin.write_text(PLUGIN.format(version="2", value=7.0))
+    plugin.write_text(
+        PLUGIN.format(version="2", value=7.0) + "# another length, or Python takes its old bytecode\n"
+    )
+    for name in [one for one in sys.modules if one.startswith("_swift_external_")]:
+        monkeypatch.delitem(sys.modules, name)
     shown = run(capsys, "rescore", folder, "--external-plugins", plugin)
     assert "digits: 12 computed, mean 4, std 3 of 12" in shown
     assert "'zscore(dataset): 1*digits@2 + 0.5*length@2'" in shown
