@@ -11,9 +11,10 @@ on any machines, need different names and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -105,25 +106,27 @@ class RoundWriter:
         return self._num_rows
 
     def add(self, groups: Iterable[StoredGroup]) -> None:
-        """Append whole groups to the round. After a `StoreError` the round can only be abandoned."""
+        """Append whole groups to the round. After an error it is empty again: what it had is to be added anew."""
         waiting: dict[tuple[int, bool], list[StoredGroup]] = {}
         for stored in groups:
             if stored.group.members:
                 key = (self._buckets.of(stored), self._buckets.is_half and is_half_safe(stored))
                 waiting.setdefault(key, []).append(stored)
-        for key, found in waiting.items():
-            self._write(key, found)
+        with self._empty_after_error():
+            for key, found in waiting.items():
+                self._write(key, found)
 
     def seal(self) -> int:
         """Publish the round; its number. A round without rows is published too: the writer was there.
 
-        Raises `ChangeRefused` where another process seals rounds under the same name; then nothing is published.
+        Raises `ChangeRefused` where another process seals rounds under the same name; then nothing is published, and
+        the round is empty, as after every error.
         """
-        entries = tuple(shard.finish() for shard in self._open.values())
-        self._open, self._num_rows = {}, 0
         number = self.next_round
-        self._log.publish(Change(added=entries, sealed=(self._name, number)))
-        self.next_round = number + 1
+        with self._empty_after_error():
+            entries = tuple(shard.finish() for shard in self._open.values())
+            self._log.publish(Change(added=entries, sealed=(self._name, number)))
+        self._open, self._num_rows, self.next_round = {}, 0, number + 1
         return number
 
     def abandon(self) -> None:
@@ -140,6 +143,14 @@ class RoundWriter:
     ) -> None:
         """Forget what was not sealed."""
         self.abandon()
+
+    @contextlib.contextmanager
+    def _empty_after_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
 
     def _write(self, key: tuple[int, bool], groups: list[StoredGroup]) -> None:
         bucket, is_half = key

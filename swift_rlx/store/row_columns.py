@@ -89,8 +89,6 @@ def is_half_safe(stored: StoredGroup) -> bool:
 
 def to_row_batches(groups: Sequence[StoredGroup], at: RoundPlace, is_half: bool) -> tuple[Batch, Batch]:
     """The rows and the texts of groups, row by row. Raises `StoreError` for what has no place in the columns."""
-    import pyarrow as pa
-
     members = [(stored, one) for stored in groups for one in stored.group.members]
     values = trajectory_values([(stored.group, one) for stored, one in members])
     values |= completion_values([one.completion for _, one in members])
@@ -98,10 +96,7 @@ def to_row_batches(groups: Sequence[StoredGroup], at: RoundPlace, is_half: bool)
     info, values["info"] = values["info"], ["{}"] * len(members)
     values |= _further_values(groups, members, at)
     texts = {"row_id": values["row_id"], "info": info, **_text_values(groups, members)}
-    return tuple(  # type: ignore[return-value]
-        _as_batch(pa, found, schema)
-        for found, schema in ((values, row_schema(is_half)), (texts, text_schema()))
-    )
+    return _as_batch(values, row_schema(is_half)), _as_batch(texts, text_schema())
 
 
 def to_stored_group(rows: Batch, texts: Batch | None) -> StoredGroup:
@@ -207,7 +202,9 @@ def _sampling(text: str) -> SamplingParams:
     )
 
 
-def _as_batch(pa: Any, values: Mapping[str, list[Any]], schema: Any) -> Batch:
+def _as_batch(values: Mapping[str, list[Any]], schema: Any) -> Batch:
+    import pyarrow as pa
+
     try:
         arrays = [pa.array(values[column.name], column.type) for column in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -88,6 +88,7 @@ def _messages(place: Place, part: Part, required: list[str]) -> tuple[Any, list[
         reader = pa.ipc.MessageReader.open_stream(source)
         schema = pa.ipc.read_schema(reader.read_next_message())
         messages = list(_remaining(reader))
+        source.close()  # the file's descriptor; what is mapped stays mapped while a message is held
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise StoreError(
             f"'{part.file}' of the store '{place.url}' cannot be read: {error}; `swift-rlx store verify {place.url}"

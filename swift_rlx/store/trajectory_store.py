@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swift_rlx.errors import StoreError
 from swift_rlx.store.manifest import Manifest, ManifestLog
-from swift_rlx.store.place import Place, RemotePlace, place_at
+from swift_rlx.store.place import Place, place_at
 from swift_rlx.store.round_writer import Buckets, RoundWriter
 from swift_rlx.store.schema import FORMAT
 from swift_rlx.store.snapshot import Snapshot
@@ -51,8 +51,7 @@ class TrajectoryStore:
         if buckets < 1:
             raise StoreError(f"a store of {buckets} buckets is refused; use at least 1")
         place = place_at(url, cache)
-        if isinstance(place, RemotePlace):
-            place.check_exclusive()
+        place.check_exclusive()
         settings = {"format": FORMAT, "buckets": buckets, "logprobs": "half" if is_half else "single"}
         place.create(SETTINGS, json.dumps(settings).encode())
         return cls.open(url, cache=cache)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from swift_rlx.errors import StoreError
 from swift_rlx.store.manifest import Change, Manifest, ManifestLog, ShardEntry
 from swift_rlx.store.place import Place
 from swift_rlx.store.sealed_shard import SealedShard
-
-BLOCK_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Verified:
 
 
 def verify(place: Place, manifest: Manifest) -> Verified:
-    """Read every byte of every shard, and compare. Files of a remote store are read from the local cache."""
+    """Read every byte of every shard where it is, and compare."""
     damaged, row_ids = [], [np.zeros(0, np.uint64)]
     for entry in manifest.shards.values():
         try:
@@ -66,10 +64,13 @@ def take_out(log: ManifestLog, damaged: tuple[Damage, ...]) -> None:
     log.publish(Change(removed=tuple(damage.shard for damage in damaged)))
 
 
-def _row_ids(place: Place, entry: ShardEntry) -> np.ndarray:
+def _row_ids(place: Place, entry: ShardEntry) -> npt.NDArray[np.uint64]:
     """The ids of its rows. Raises `StoreError` where a file is not what was written."""
     for part in entry.parts:
-        found = _crc32(place.local(part.file, part.num_bytes))
+        place.local(part.file, part.num_bytes)
+        found = 0
+        for block in place.blocks(part.file):
+            found = zlib.crc32(block, found)
         if found != part.crc32:
             raise StoreError(f"'{part.file}' has checksum {found} instead of {part.crc32}: it was altered")
     shard = SealedShard(place, entry)
@@ -78,14 +79,3 @@ def _row_ids(place: Place, entry: ShardEntry) -> np.ndarray:
         if not np.array_equal(ids, chunk.row_ids):
             raise StoreError(f"the texts of shard '{entry.name}' are of other rows than its rows")
     return np.concatenate([np.zeros(0, np.uint64), *(chunk.row_ids for chunk in shard.chunks)])
-
-
-def _crc32(path: Path) -> int:
-    value = 0
-    try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                value = zlib.crc32(block, value)
-    except OSError as error:
-        raise StoreError(f"'{path}' cannot be read: {error.strerror or error}") from error
-    return value

@@ -205,8 +205,8 @@ def test_a_meaning_that_does_not_exist_or_a_column_that_is_not_there_is_refused(
 
 def test_a_sheet_goes_to_people_and_their_scores_come_back(tmp_path):
     store = filled(TrajectoryStore.create(tmp_path / "s"), [stored_group(1), stored_group(2)])
-    people = Source("human", "1")
     for suffix in (".csv", ".jsonl"):
+        people = Source(f"human{suffix}", "1")
         out = tmp_path / f"sheet{suffix}"
         assert write_rows(sheet(store.snapshot()), out) == 4
         rows = [dict(row.values) for row in read_rows(out)]
@@ -225,7 +225,7 @@ def test_a_sheet_goes_to_people_and_their_scores_come_back(tmp_path):
             for stored in store.snapshot().groups(range(2))
             for one in stored.group.members
             for part in one.score.breakdown
-            if part.name == "human"
+            if part.name == people.name
         ]
         assert values == [4.0]
 
