@@ -129,12 +129,9 @@ def _as_block(rows: Sequence[dict[str, Any]]) -> Block:
 
 def _built(names: Sequence[str], options: PoolOptions) -> dict[str, Any]:
     """The rewards, after the files that register them were imported."""
-    from swift.utils import import_external_file
+    from swift_rlx.integration.reward_names import build_rewards, import_reward_files
 
-    from swift_rlx.integration.reward_names import build_rewards
-
-    for path in options.plugins:
-        import_external_file(path)
+    import_reward_files(options.plugins)
     args = SimpleNamespace(reward_on_error=options.on_error)
     return {reward.name: reward for reward in build_rewards(list(names), args)}
 

@@ -53,7 +53,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave rows out that cannot be imported; otherwise the first ends it",
     )
-    add("--buckets", type=int, default=4, help="of a new store: parts by prompt (default %(default)s)")
+    add("--buckets", type=int, help="of a new store: parts by prompt (default 4)")
     add(
         "--exact-logprobs",
         action="store_true",
@@ -69,7 +69,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _import(options: argparse.Namespace) -> int:
     from swift_rlx.store import TrajectoryStore
-    from swift_rlx.store.log_import import LogImport, import_log, import_scores
+    from swift_rlx.store.log_import import LogImport, import_log, import_scores, read_log
 
     columns = _log_columns(options)
     if options.scores_only:
@@ -88,10 +88,11 @@ def _import(options: argparse.Namespace) -> int:
             f"    swift-rlx store score {options.store} --stored {columns.source.name}@{columns.source.version}"
         )
         return 0
-    encoder = _encoder(options)
-    store = TrajectoryStore.create(options.store, buckets=options.buckets, is_half=not options.exact_logprobs)
     what = LogImport(tuple(options.files), columns, options.model or "", options.skip_unfit)
-    done = import_log(store, what, encoder)
+    log, encoder = read_log(what), _encoder(options)
+    is_half = False if options.exact_logprobs else None
+    store = TrajectoryStore.create(options.store, buckets=options.buckets, is_half=is_half)
+    done = import_log(store, what, log, encoder)
     print(
         f"imported {done.rows:,} trajectories of {done.groups:,} prompts; {done.without_logprobs:,} have no log-probs"
     )

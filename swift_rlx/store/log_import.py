@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swift_rlx.errors import StoreError
 from swift_rlx.store.log_files import RowRefused, digest, read_rows
-from swift_rlx.store.log_rows import Encoder, LogColumns, grouped, number, to_group
+from swift_rlx.store.log_rows import Encoder, LogColumns, LoggedPrompt, grouped, number, to_group
 from swift_rlx.store.people_scores import add_scores
 from swift_rlx.store.recipe import Source
 from swift_rlx.store.stored_group import as_row_id
@@ -38,17 +38,31 @@ class Imported:
     skipped: tuple[RowRefused, ...]
 
 
-def import_log(store: TrajectoryStore, what: LogImport, encoder: Encoder | None) -> Imported:
-    """Add all rows of the files; what an earlier call that was killed has sealed is not added again.
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """The prompts of files with their answers, and the rows that were left out."""
 
-    Raises `StoreError` where the files were imported before, or a row is unfit; then rounds before it may be sealed,
-    and the same call goes on behind them once the encoder can do its work.
-    """
+    prompts: tuple[LoggedPrompt, ...]
+    skipped: tuple[RowRefused, ...]
+
+
+def read_log(what: LogImport) -> ReadLog:
+    """Read the files. Raises `StoreError` for an unfit row, unless those are left out, and for files without rows."""
     skipped: list[RowRefused] = []
     rows = (row for file in what.files for row in read_rows(file))
     prompts = grouped(rows, what.columns, skipped if what.skips_unfit else None)
     if not prompts:
         raise StoreError(f"{_named(what.files)} has no row to import")
+    return ReadLog(tuple(prompts), tuple(skipped))
+
+
+def import_log(store: TrajectoryStore, what: LogImport, log: ReadLog, encoder: Encoder | None) -> Imported:
+    """Add all of `log`, which `read_log` made of the same files.
+
+    What an earlier call that was killed has sealed is not added again. Raises `StoreError` where the files were
+    imported before, and where the encoder cannot do its work: rounds before that row are sealed then.
+    """
+    prompts = log.prompts
     begins = range(0, len(prompts), ROUND_GROUPS)
     num_rows = without = 0
     with store.writer(_writer_name(what)) as writer:
@@ -66,7 +80,7 @@ def import_log(store: TrajectoryStore, what: LogImport, encoder: Encoder | None)
             members = [one for stored in groups for one in stored.group.members]
             num_rows += len(members)
             without += sum(one.completion.fault() is not None for one in members)
-    return Imported(len(prompts), num_rows, without, tuple(skipped))
+    return Imported(len(prompts), num_rows, without, log.skipped)
 
 
 def import_scores(

@@ -43,6 +43,9 @@ class Buckets:
     count: int
     is_half: bool = True
 
+    def __str__(self) -> str:
+        return f"{self.count} buckets and log-probs in {'half' if self.is_half else 'single'} precision"
+
     def of(self, stored: StoredGroup) -> int:
         """The bucket of a group; the same for every group of its prompt."""
         return prompt_number(stored.group.prompt, stored.prompt_id) % self.count

@@ -84,7 +84,7 @@ def is_half_safe(stored: StoredGroup) -> bool:
     """Whether the bound of this module's head holds for the group's log-probs in half precision."""
     lowest = [np.min(one.completion.logprobs, initial=0.0, where=~np.isnan(one.completion.logprobs))
               for one in stored.group.members]  # fmt: skip
-    return min(lowest, default=0.0) >= MIN_HALF
+    return bool(min(lowest, default=0.0) >= MIN_HALF)
 
 
 def to_row_batches(groups: Sequence[StoredGroup], at: RoundPlace, is_half: bool) -> tuple[Batch, Batch]:
@@ -196,10 +196,10 @@ def _columns_json(found: Mapping[str, object]) -> str:
 
 
 def _sampling(text: str) -> SamplingParams:
-    found = json.loads(text)
-    return SamplingParams(
-        **{name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
-    )
+    found: dict[str, Any] = {
+        name: tuple(one) if isinstance(one, list) else one for name, one in json.loads(text).items()
+    }
+    return SamplingParams(**found)
 
 
 def _as_batch(values: Mapping[str, list[Any]], schema: Any) -> Batch:

@@ -39,22 +39,34 @@ class TrajectoryStore:
         cls,
         url: str | Path,
         *,
-        buckets: int = DEFAULT_BUCKETS,
-        is_half: bool = True,
+        buckets: int | None = None,
+        is_half: bool | None = None,
         cache: Path | None = None,
     ) -> TrajectoryStore:
-        """Make a store where none is, or open the one that another process has just made there.
+        """Make a store where none is, or open the one that is there.
 
-        `is_half`: log-probs in half precision where that is safe. `cache`: folder for the files of a remote store.
-        Raises `StoreError` for a file system that cannot create a file exclusively.
+        `buckets`: parts by prompt, 4 by default; `is_half`: log-probs in half precision where that is safe, which is
+        the default. `cache`: folder for the files of a remote store. Raises `StoreError` for a store that was made with
+        other settings, and for a file system that cannot create a file exclusively.
         """
-        if buckets < 1:
+        if buckets is not None and buckets < 1:
             raise StoreError(f"a store of {buckets} buckets is refused; use at least 1")
+        wanted = Buckets(buckets or DEFAULT_BUCKETS, is_half is not False)
         place = place_at(url, cache)
-        place.check_exclusive()
-        settings = {"format": FORMAT, "buckets": buckets, "logprobs": "half" if is_half else "single"}
-        place.create(SETTINGS, json.dumps(settings).encode())
-        return cls.open(url, cache=cache)
+        if place.read(SETTINGS) is None:
+            place.check_exclusive()
+            logprobs = "half" if wanted.is_half else "single"
+            settings = {"format": FORMAT, "buckets": wanted.count, "logprobs": logprobs}
+            place.create(SETTINGS, json.dumps(settings).encode())
+        store = cls.open(url, cache=cache)
+        asked = Buckets(
+            store.buckets.count if buckets is None else buckets,
+            store.buckets.is_half if is_half is None else is_half,
+        )
+        if store.buckets != asked:
+            raise StoreError(f"the store '{url}' has {store.buckets}, not {asked}, which cannot be changed; make a new"
+                             " one")  # fmt: skip
+        return store
 
     @classmethod
     def open(cls, url: str | Path, *, cache: Path | None = None) -> TrajectoryStore:

@@ -11,7 +11,7 @@ from swift_rlx.errors import ConfigError
 from swift_rlx.integration.log_encoding import LogEncoder
 from swift_rlx.store import TrajectoryStore
 from swift_rlx.store.log_export import conversations, write_rows
-from swift_rlx.store.log_import import LogImport, import_log
+from swift_rlx.store.log_import import LogImport, import_log, read_log
 from swift_rlx.store.log_rows import LogColumns
 
 MESSAGES = [{"role": "user", "content": "What is 2+2?"}]
@@ -38,7 +38,8 @@ def test_a_prompt_and_its_answer_are_what_training_sees(encoder):
 def test_an_imported_log_has_these_tokens(encoder, tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": MESSAGES, "answer": "4", "score": 1.0}))
     store = TrajectoryStore.create(tmp_path / "s")
-    import_log(store, LogImport((tmp_path / "a.jsonl",), LogColumns()), encoder)
+    what = LogImport((tmp_path / "a.jsonl",), LogColumns())
+    import_log(store, what, read_log(what), encoder)
     [row] = store.snapshot().rows([0])
     assert row.prompt_ids.tolist() == encoder.prompt(MESSAGES)
     assert row.token_ids.tolist() == encoder.answer(MESSAGES, "4")

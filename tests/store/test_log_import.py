@@ -16,7 +16,7 @@ from swift_rlx.errors import StoreError
 from swift_rlx.store import TrajectoryStore
 from swift_rlx.store.log_export import conversations, sheet, write_rows
 from swift_rlx.store.log_files import read_rows
-from swift_rlx.store.log_import import LogImport, import_log, import_scores
+from swift_rlx.store.log_import import LogImport, import_log, import_scores, read_log
 from swift_rlx.store.log_rows import LogColumns
 from swift_rlx.store.recipe import Source
 
@@ -38,10 +38,14 @@ def jsonl(path, *rows):
     return path
 
 
+def brought(store, what, encoder):
+    return import_log(store, what, read_log(what), encoder)
+
+
 def imported(tmp_path, *files, encoder=None, **options):
     store = TrajectoryStore.create(tmp_path / "store")
     columns = LogColumns(options.pop("names", {}))
-    done = import_log(store, LogImport(files, columns, **options), encoder or Letters())
+    done = brought(store, LogImport(files, columns, **options), encoder or Letters())
     return store, done
 
 
@@ -118,7 +122,10 @@ def test_csv_and_parquet_with_other_names(tmp_path):
         ),
         ({"prompt": "2", "output": "4"}, "it has no answer; its columns are prompt, output: name one"),
         ({"prompt": " ", "answer": "4"}, "its prompt ' ' is neither text nor messages"),
-        ({"prompt": [{"role": "user"}], "answer": "4"}, "is neither text nor messages with role and content"),
+        (
+            {"prompt": [{"role": "user"}], "answer": "4"},
+            "its prompt .* is neither text nor messages with role and content",
+        ),
         ({**ROW, "answer": ""}, "its answer is empty"),
         ({**ROW, "answer": 4}, "its answer 4 is no text"),
         ({**ROW, "answer": []}, "its list of answers is empty"),
@@ -189,7 +196,7 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(
         StoreError, match=r"line 1: it has text but no token ids; give the model .* --model ID"
     ):
-        import_log(store, LogImport((jsonl(tmp_path / "a.jsonl", ROW),), LogColumns()), None)
+        brought(store, LogImport((jsonl(tmp_path / "a.jsonl", ROW),), LogColumns()), None)
 
 
 def test_a_meaning_that_does_not_exist_or_a_column_that_is_not_there_is_refused(tmp_path):

@@ -56,7 +56,7 @@ def stored_groups(draw, order):
 @given(
     some.integers(0, 4).flatmap(lambda count: some.tuples(*[stored_groups(order) for order in range(count)]))
 )
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_groups_come_back_bit_for_bit(tmp_path_factory, given_groups):
     store = TrajectoryStore.create(tmp_path_factory.mktemp("s"), is_half=False)
     found = by_order(filled(store, given_groups).snapshot())
@@ -220,6 +220,10 @@ def test_what_cannot_be_stored_is_refused_by_name(tmp_path):
     for name in ("", "a/b", "a\n", "a" * 81):
         with pytest.raises(StoreError, match="cannot be called"):
             store.writer(name)
+    with pytest.raises(StoreError, match="has 4 buckets and log-probs in half precision, not 2 buckets"):
+        TrajectoryStore.create(tmp_path, buckets=2)
+    with pytest.raises(StoreError, match="has 4 buckets and log-probs in half precision, not .* in single"):
+        TrajectoryStore.create(tmp_path, is_half=False)
     with pytest.raises(StoreError, match="0 buckets is refused"):
         TrajectoryStore.create(tmp_path / "other", buckets=0)
     with pytest.raises(StoreError, match=r"is no store of trajectories: it has no store\.json"):
