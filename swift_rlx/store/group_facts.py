@@ -15,6 +15,15 @@ from swift_rlx.store.chunk import Chunk
 from swift_rlx.store.snapshot import Snapshot
 
 MIXED = "several versions"
+DTYPES = {
+    "scored_G": "i4",
+    "spread_G": "f4",
+    "best_G": "f4",
+    "oldest_G": "i4",
+    "round_G": "i4",
+    "recipe_G": "i2",
+    "writer_G": "i2",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +57,11 @@ def group_facts(snapshot: Snapshot) -> GroupFacts:
     """Read them, one chunk after the other."""
     recipes, writers = _Names(), _Names()
     found = [_of_chunk(chunk, recipes, writers) for chunk in snapshot.chunks]
-    empty = [np.zeros(0, dtype) for dtype in ("i4", "f4", "f4", "i4", "i4", "i2", "i2")]
-    joined = [np.concatenate(parts) for parts in zip(*(found or [empty]), strict=True)]
-    return GroupFacts(*joined, tuple(recipes), tuple(writers))
+    arrays: dict[str, Any] = {
+        name: np.concatenate([np.zeros(0, dtype), *(facts[name] for facts in found)])
+        for name, dtype in DTYPES.items()
+    }
+    return GroupFacts(**arrays, recipes=tuple(recipes), writers=tuple(writers))
 
 
 class _Names(dict[str, int]):
@@ -62,10 +73,11 @@ class _Names(dict[str, int]):
         numbers = [self.setdefault(name, len(self)) for name in encoded.dictionary.to_pylist()]
         if len(self) > np.iinfo(np.int16).max:
             raise ValueError(f"a store has at most {np.iinfo(np.int16).max} writers and recipes of rewards")
-        return np.asarray(numbers, np.int16)[encoded.indices.to_numpy()]
+        places: npt.NDArray[np.int32] = encoded.indices.to_numpy()
+        return np.asarray(numbers, np.int16)[places]
 
 
-def _of_chunk(chunk: Chunk, recipes: _Names, writers: _Names) -> tuple[npt.NDArray[Any], ...]:
+def _of_chunk(chunk: Chunk, recipes: _Names, writers: _Names) -> dict[str, npt.NDArray[Any]]:
     begins = chunk.group_begins()
     if not len(begins):
         raise ValueError("a chunk of a store begins with a group")
@@ -75,15 +87,15 @@ def _of_chunk(chunk: Chunk, recipes: _Names, writers: _Names) -> tuple[npt.NDArr
     worst = np.minimum.reduceat(np.where(is_scored, chunk.rewards, np.inf), begins)
     with np.errstate(invalid="ignore"):
         spread = np.where(scored > 0, best - worst, -np.inf)
-    return (
-        scored,
-        spread.astype(np.float32),
-        best.astype(np.float32),
-        np.minimum.reduceat(chunk.oldest_steps(), begins),
-        chunk.fixed("round")[begins],
-        _recipes_of_groups(recipes.codes(row_recipes(chunk)), is_scored, begins, recipes),
-        writers.codes(chunk.columns["writer"])[begins],
-    )
+    return {
+        "scored_G": scored,
+        "spread_G": spread.astype(np.float32),
+        "best_G": best.astype(np.float32),
+        "oldest_G": np.minimum.reduceat(chunk.oldest_steps(), begins),
+        "round_G": chunk.fixed("round")[begins],
+        "recipe_G": _recipes_of_groups(recipes.codes(row_recipes(chunk)), is_scored, begins, recipes),
+        "writer_G": writers.codes(chunk.columns["writer"])[begins],
+    }
 
 
 def _recipes_of_groups(

@@ -222,7 +222,7 @@ def test_what_cannot_be_stored_is_refused_by_name(tmp_path):
             store.writer(name)
     with pytest.raises(StoreError, match="has 4 buckets and log-probs in half precision, not 2 buckets"):
         TrajectoryStore.create(tmp_path, buckets=2)
-    with pytest.raises(StoreError, match="has 4 buckets and log-probs in half precision, not .* in single"):
+    with pytest.raises(StoreError, match=r"has 4 buckets and log-probs in half precision, not .* in single"):
         TrajectoryStore.create(tmp_path, is_half=False)
     with pytest.raises(StoreError, match="0 buckets is refused"):
         TrajectoryStore.create(tmp_path / "other", buckets=0)
