@@ -6,21 +6,26 @@ written again. `compact` puts overlays and rows together.
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from swift_rlx.errors import StoreError
-from swift_rlx.store.chunk import Chunk
 from swift_rlx.store.manifest import OVERLAY, Change, ManifestLog, Part, ShardEntry
 from swift_rlx.store.place import Place
 from swift_rlx.store.round_writer import SHARDS
 from swift_rlx.store.row_columns import row_schema
 from swift_rlx.store.sealed_shard import SealedShard
 from swift_rlx.store.shard_writer import ShardWriter
+from swift_rlx.store.snapshot import Snapshot
+from swift_rlx.store.stored_group import as_text
+from swift_rlx.types import FloatArray
 
-COVERABLE = ("logprobs", "reward", "breakdown", "recipe", "scored_s")
+COVERABLE = ("logprobs", "logprobs_by", "reward", "breakdown", "recipe", "scored_s")
+
+MAX_NAMED = 3
 
 NewColumns = Callable[[SealedShard, int], Mapping[str, list[Any]]]
 """Of a shard and the number of one of its chunks: values of some columns, one for each row."""
@@ -67,11 +72,51 @@ def publish_overlays(log: ManifestLog, entries: Mapping[ShardEntry, ShardEntry])
     log.publish(Change(removed=tuple(entries), added=tuple(entries.values())))
 
 
-def rows_of(chunk: Chunk) -> Iterator[dict[str, Any]]:
-    """Of each row of a chunk its id and the columns of rewards."""
-    names = ("row_id", "reward", "breakdown", "recipe", "scored_s")
-    columns = [chunk.columns[name].to_pylist() for name in names]
-    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+def shards_with(snapshot: Snapshot, row_ids: Iterable[int]) -> list[SealedShard]:
+    """The shards that these rows are in. Raises `StoreError` for an id that no row has."""
+    unknown = set(row_ids)
+    found = []
+    for shard in snapshot.shards:
+        own = itertools.chain.from_iterable(chunk.row_ids.tolist() for chunk in shard.chunks)
+        if here := unknown.intersection(own):
+            unknown -= here
+            found.append(shard)
+    if unknown:
+        named = ", ".join(as_text(row_id) for row_id in sorted(unknown)[:MAX_NAMED])
+        raise StoreError(
+            f"{len(unknown)} trajectory ids are not in the store '{snapshot.url}', such as {named}; give the store that"
+            " they are from"
+        )
+    return found
+
+
+def add_logprobs(
+    place: Place, log: ManifestLog, snapshot: Snapshot, logprobs: Mapping[int, FloatArray], by: str
+) -> None:
+    """Keep log-probs that were missing, by row id; `by`: what computed them, such as a model and its version.
+
+    Raises `StoreError` for ids that no row has and for a wrong number of log-probs, `ChangeRefused` as
+    `publish_overlays`; then nothing is changed.
+    """
+
+    def columns(shard: SealedShard, number: int) -> dict[str, list[Any]]:
+        chunk = shard.chunks[number]
+        ids, makers = chunk.row_ids.tolist(), chunk.columns["logprobs_by"].to_pylist()
+        rows = [chunk.row(place) for place in range(chunk.num_rows)]
+        for row in rows:
+            if row.row_id in logprobs and len(logprobs[row.row_id]) != len(row.token_ids):
+                raise StoreError(
+                    f"{len(logprobs[row.row_id])} log-probs are given for the {len(row.token_ids)} tokens of trajectory"
+                    f" {as_text(row.row_id)}"
+                )
+        return {
+            "logprobs": [logprobs.get(row.row_id, row.logprobs) for row in rows],
+            "logprobs_by": [by if one in logprobs else maker for one, maker in zip(ids, makers, strict=True)],
+        }
+
+    names = ("logprobs", "logprobs_by")
+    shards = shards_with(snapshot, logprobs)
+    publish_overlays(log, {shard.entry: write_overlay(place, shard, names, columns) for shard in shards})
 
 
 def _covers(shard: SealedShard, part: Part, names: tuple[str, ...]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from swift_rlx.errors import StoreError
 from swift_rlx.store import TrajectoryStore
 from swift_rlx.store.compaction import Compacted, compact, sweep
 from swift_rlx.store.manifest import Change
-from swift_rlx.store.overlays import publish_overlays, write_overlay
+from swift_rlx.store.overlays import add_logprobs, publish_overlays, write_overlay
 from swift_rlx.store.verification import take_out, verify
 
 
@@ -159,3 +160,38 @@ def test_rows_that_are_there_twice_are_found(tmp_path):
     )
     found = verify(store.place, store.manifest())
     assert (found.twice, found.is_sound) == (8, False)
+
+
+def test_log_probs_that_were_missing_are_kept_once_computed_and_marked(tmp_path):
+    bare = [without_logprobs(stored_group(number)) for number in (1, 2)]
+    store = filled(TrajectoryStore.create(tmp_path, buckets=1), [*bare, stored_group(3)])
+    snapshot = store.snapshot()
+    missing = [row for row in snapshot.rows(range(6)) if row.logprobs is None]
+    assert len(missing) == 4
+    computed = {row.row_id: np.full(5, -2.0, np.float32) for row in missing[:3]}
+    with pytest.raises(StoreError, match="4 log-probs are given for the 5 tokens of trajectory r"):
+        add_logprobs(store.place, store.log, snapshot, {missing[0].row_id: np.zeros(4, np.float32)}, "step 0")
+    add_logprobs(store.place, store.log, snapshot, computed, "step 0")
+    for _ in range(2):
+        now = store.snapshot()
+        rows = {row.row_id: row for row in now.rows(range(6))}
+        assert [rows[row.row_id].logprobs.tolist() for row in missing[:3]] == [[-2.0] * 5] * 3
+        assert rows[missing[3].row_id].logprobs is None
+        assert sorted(now.chunks[0].columns["logprobs_by"].to_pylist()) == [
+            "",
+            "",
+            "",
+            "step 0",
+            "step 0",
+            "step 0",
+        ]
+        compact(store.place, store.log)
+
+
+def without_logprobs(stored):
+    """The group as a log without log-probs has it."""
+    members = tuple(
+        replace(one, completion=replace(one.completion, logprobs=np.full(5, np.nan, np.float32)))
+        for one in stored.group.members
+    )
+    return replace(stored, group=replace(stored.group, members=members))
