@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from swift_rlx.errors import StoreError
 from swift_rlx.store.manifest import OVERLAY, Change, ManifestLog, Part, ShardEntry
 from swift_rlx.store.place import Place
@@ -110,13 +113,17 @@ def add_logprobs(
                     f" {as_text(row.row_id)}"
                 )
         return {
-            "logprobs": [logprobs.get(row.row_id, row.logprobs) for row in rows],
+            "logprobs": [_single(logprobs.get(row.row_id, row.logprobs)) for row in rows],
             "logprobs_by": [by if one in logprobs else maker for one, maker in zip(ids, makers, strict=True)],
         }
 
     names = ("logprobs", "logprobs_by")
     shards = shards_with(snapshot, logprobs)
     publish_overlays(log, {shard.entry: write_overlay(place, shard, names, columns) for shard in shards})
+
+
+def _single(logprobs: npt.NDArray[Any] | None) -> FloatArray | None:
+    return None if logprobs is None else np.asarray(logprobs, np.float32)
 
 
 def _covers(shard: SealedShard, part: Part, names: tuple[str, ...]) -> bool:
