@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -241,20 +240,30 @@ def main() -> int:
     add("--kills", type=int, default=200, help="of a writer")
     add("--work", type=Path, help="folder for the stores; 8 GB for the default sizes")
     add("--output", type=Path, default=RESULT, help="where the JSON file goes")
+    add(
+        "--only",
+        nargs="+",
+        choices=["kills", "size", "epoch"],
+        help="measure these anew and keep the others of the JSON file",
+    )
     add("--part", choices=PARTS, help="run this part alone and print it")
     add("--folder", type=Path, help="of --part")
     options = parser.parse_args()
     if options.part:
         print(json.dumps(PARTS[options.part](options.folder)))
         return 0
+    is_kept = options.only and options.output.exists()
+    result = json.loads(options.output.read_text(encoding="utf-8")) if is_kept else {}
     with tempfile.TemporaryDirectory(dir=options.work) as work:
-        result = measured(Path(work), options)
+        result |= measured(Path(work), options)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return report(result)
 
 
 def measured(work: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The measurements that are asked for, by default all."""
+    only = options.only or ["kills", "size", "epoch"]
     result: dict[str, Any] = {
         "machine": {
             "cores": os.cpu_count(),
@@ -263,20 +272,25 @@ def measured(work: Path, options: argparse.Namespace) -> dict[str, Any]:
             "load_at_start": round(os.getloadavg()[0], 1),
         },
         "limits": LIMITS,
-        "kills": kill_writers(work / "kills", options.kills),
-        "size": size(work / "size", options.rows),
-        "rows": rows(work / "size"),
     }
-    shutil.rmtree(work / "size")
-    short_store(work / "short", options.short_rows)
-    result["epoch"] = in_process("epoch", work / "short")
-    result["loaded"] = in_process("loaded", work / "short")
-    result["parquet"] = in_process("parquet", work / "short")
-    result["epoch"]["memory_share"] = result["epoch"]["peak_mb"] / result["loaded"]["peak_mb"]
+    if "kills" in only:
+        result["kills"] = kill_writers(work / "kills", options.kills)
+    if "size" in only:
+        result["size"] = size(work / "size", options.rows)
+        result["rows"] = rows(work / "size")
+    if "epoch" in only:
+        short_store(work / "short", options.short_rows)
+        for part in PARTS:
+            result[part] = in_process(part, work / "short")
+        result["epoch"]["memory_share"] = result["epoch"]["peak_mb"] / result["loaded"]["peak_mb"]
     return result
 
 
 def report(result: dict[str, Any]) -> int:
+    """A line for each measurement; the exit code."""
+    if missing := {"kills", "size", "rows", "epoch"} - result.keys():
+        print(f"not measured yet: {', '.join(sorted(missing))}")
+        return 1
     size_, rows_, epoch_, kills_ = (result[name] for name in ("size", "rows", "epoch", "kills"))
     print(
         f"size    {size_['megabytes']:.1f} MB for {size_['rows']:,} rows of {size_['tokens_per_row']:.0f} tokens"

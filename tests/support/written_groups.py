@@ -36,12 +36,13 @@ class Words:
             list("etaoinshrdlcumwfgypbvkjxqz"), sizes.sum(), p=weights / weights.sum()
         )
         self._words = ["".join(part) for part in np.split(letters, np.cumsum(sizes)[:-1])]
-        ranks = 1 / np.arange(1, 20_001)
-        self._shares = ranks / ranks.sum()
+        shares = np.cumsum(1 / np.arange(1, 20_001))
+        self._shares = shares / shares[-1]
 
     def text(self, count: int) -> str:
         """That many words."""
-        return " ".join(self._words[at] for at in self._random.choice(20_000, count, p=self._shares))
+        drawn = np.searchsorted(self._shares, self._random.random(count), "right")
+        return " ".join(self._words[at] for at in drawn.tolist())
 
 
 def written_group(number: int, words: Words, numbers: np.random.Generator) -> StoredGroup:
