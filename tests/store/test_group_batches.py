@@ -53,10 +53,10 @@ def test_the_order_is_even_over_groups(tmp_path):
     snapshot = a_store(tmp_path, 4).snapshot()
     first = Counter(
         orders(batches, batches.take(0))[0]
-        for batches in (GroupBatches(snapshot, BatchRules(1, seed=seed)) for seed in range(400))
+        for batches in (GroupBatches(snapshot, BatchRules(1, seed=seed)) for seed in range(200))
     )
     assert (
-        sum((count - 100) ** 2 / 100 for count in first.values()) < 16.27
+        sum((count - 50) ** 2 / 50 for count in first.values()) < 16.27
     )  # chi-square, 3 degrees, p = 0.001
 
 
