@@ -44,6 +44,13 @@ def test_every_group_is_used_once_before_one_is_used_twice_and_none_over_max_reu
     assert batches.num_uses == 40
 
 
+def test_a_batch_has_no_group_twice_also_where_a_second_use_begins_in_it(tmp_path):
+    snapshot = a_store(tmp_path, 10).snapshot()
+    for seed in range(10):
+        batches = GroupBatches(snapshot, BatchRules(6, seed=seed))
+        assert [len(set(batches.take(step))) for step in range(3)] == [6, 6, 6]
+
+
 def test_the_last_batch_is_short_where_no_more_may_train(tmp_path):
     batches = GroupBatches(a_store(tmp_path).snapshot(), BatchRules(15, max_reuse=1))
     assert [len(found) for found in taken(batches, range(3))] == [15, 5, 0]
@@ -55,9 +62,7 @@ def test_the_order_is_even_over_groups(tmp_path):
         orders(batches, batches.take(0))[0]
         for batches in (GroupBatches(snapshot, BatchRules(1, seed=seed)) for seed in range(200))
     )
-    assert (
-        sum((count - 50) ** 2 / 50 for count in first.values()) < 16.27
-    )  # chi-square, 3 degrees, p = 0.001
+    assert sum((count - 50) ** 2 / 50 for count in first.values()) < 16.27  # chi-square, 3 degrees, p = 0.001
 
 
 def test_a_resumed_run_takes_what_the_unbroken_one_takes_whatever_was_sealed_and_compacted_since(tmp_path):

@@ -165,9 +165,11 @@ def test_missing_log_probs_are_missing_and_not_zero(tmp_path):
 
 def test_what_training_reads_of_a_row_is_what_the_group_says(tmp_path):
     plain = stored_group(3, (0.5, None, 1.5), step=4)
-    mask = np.array([True, False, True, True, False])
-    members = [replace(one, completion=replace(one.completion, sampled=mask if one.member == 1 else None))
-               for one in plain.group.members]  # fmt: skip
+    masks = [None, np.array([True, False, True, True, False]), np.array([False, False, True, True, True])]
+    members = [
+        replace(one, completion=replace(one.completion, sampled=mask))
+        for one, mask in zip(plain.group.members, masks, strict=True)
+    ]
     stored = replace(plain, group=replace(plain.group, members=tuple(members)))
     snapshot = filled(TrajectoryStore.create(tmp_path), [stored_group(1), stored, stored_group(2)]).snapshot()
     for number in range(snapshot.num_groups):

@@ -122,6 +122,15 @@ def test_only_what_has_no_value_of_the_version_is_computed(tmp_path):
     assert rewards_of(store) == {number: [0.0, 1.0] for number in (0, 1, 2, 9)}
 
 
+def test_a_reward_is_asked_about_whole_groups(tmp_path):
+    store, calls = a_store(tmp_path, ((1.0, None), (1.0, 0.0))), []
+    snapshot = store.snapshot()
+    recipe = Recipe((Source("length", "2"),))
+    score_store(store, snapshot, recipe, {"length": text_length(snapshot, calls)}, again=False)
+    assert calls == [2], "one answer had no value; the other group is left alone"
+    assert rewards_of(store) == {0: [0.0, 1.0], 1: [1.0, 0.0]}
+
+
 def test_another_version_is_computed_again_and_the_recipe_is_kept(tmp_path):
     store, calls = a_store(tmp_path, version="1", source="last"), []
     recipe = Recipe((Source("last", "1", 2.0),), Scale.DATASET)
