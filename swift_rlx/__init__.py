@@ -16,6 +16,7 @@ _LAZY = {
     "ReinforcePPBaselineTrainer": "swift_rlx.trainers",
     "ReinforcePPTrainer": "swift_rlx.trainers",
     "RolloutScheduler": "swift_rlx.scheduler",
+    "TrajectoryStore": "swift_rlx.store",
     "register_reward": "swift_rlx.rewards",
 }
 

@@ -42,7 +42,7 @@ OUTSIDE: dict[str, set[str]] = {
     **{part: {"numpy"} for part in ["backends", "scheduler", "simulation"]},
     "cluster": {"numpy", "msgspec"},
     "monitors": {"numpy", "msgspec"},
-    "store": {"numpy", "pyarrow"},
+    "store": {"numpy", "pyarrow", "fsspec"},
     "reward_service": {"msgspec"},
     "__main__": {"swift"},  # it stands in for ms-swift's own `swift.cli.rlhf`
 }

@@ -12,6 +12,7 @@ PUBLIC = [
     "ReinforcePPBaselineTrainer",
     "ReinforcePPTrainer",
     "RolloutScheduler",
+    "TrajectoryStore",
     "__version__",
     "register_reward",
 ]

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from swift_rlx import __version__
-from swift_rlx.cli import doctor, reward, simulate, version
+from swift_rlx.cli import doctor, reward, simulate, store, version
 from swift_rlx.errors import ConfigError, RlxError
 
 COMMANDS = {
     "doctor": doctor,
     "reward": reward,
     "simulate": simulate,
+    "store": store,
     "version": version,
 }
 

@@ -9,6 +9,7 @@ import difflib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -88,6 +89,14 @@ def check_reward_names(names: list[Any]) -> None:
             )
         target, provider = _find(name)
         describe_reward(name, target, provider=provider)
+
+
+def import_reward_files(paths: Iterable[str]) -> None:
+    """Import files of the user that register rewards, as `--external_plugins` does."""
+    from swift.utils import import_external_file
+
+    for path in paths:
+        import_external_file(path)
 
 
 def build_rewards(rewards: list[Any], args: Any) -> list[Checked]:

@@ -82,7 +82,7 @@ def to_batch(groups: Iterable[TrajectoryGroup]) -> Batch:
     import pyarrow as pa
 
     try:
-        return pa.RecordBatch.from_struct_array(pa.array(_rows(list(groups)), _row_type()))
+        return pa.RecordBatch.from_struct_array(pa.array(rows_of(list(groups)), _row_type()))
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise StoreError(f"a trajectory does not fit into the columns of the store: {error}") from error
 
@@ -116,8 +116,8 @@ _OF_SCORE = operator.attrgetter("scored_s", "score.reward")
 _OF_PART = operator.attrgetter("name", "value", "version")
 
 
-def _rows(groups: Sequence[TrajectoryGroup]) -> list[tuple[object, ...]]:
-    """A row for each trajectory, in the order of the columns."""
+def rows_of(groups: Sequence[TrajectoryGroup]) -> list[tuple[object, ...]]:
+    """A row for each trajectory, in the order of `columns()`."""
     members = [(group, _OF_GROUP(group), one) for group in groups for one in group.members]
     runs = _runs([one.completion.policy_steps for _, _, one in members])
     return [
@@ -183,9 +183,11 @@ def _group(rows: Sequence[tuple[dict[str, Any], Any]]) -> TrajectoryGroup:
 
 def _trajectory(prompt: Prompt, plain: dict[str, Any], tokens: Any) -> Trajectory:
     token_ids, logprobs, steps, lengths, sampled = tokens
+    if logprobs is None:  # a store's rows may lack them, and may have them in half precision
+        logprobs = np.full(len(token_ids), np.nan, np.float32)
     completion = Completion(
         token_ids=token_ids,
-        logprobs=logprobs,
+        logprobs=np.asarray(logprobs, np.float32),
         policy_steps=np.repeat(steps, lengths),
         finish_reason=FinishReason(plain["finish_reason"]),
         incarnation=plain["incarnation"],

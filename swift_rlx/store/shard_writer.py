@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import io
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from swift_rlx.errors import StoreError
-from swift_rlx.store.schema import FORMAT, checksum, columns, to_batch
+from swift_rlx.store.schema import FORMAT, Batch, checksum, columns, to_batch
 from swift_rlx.types import TrajectoryGroup
 
 FORMAT_KEY, NOTE, CHECKSUM = "format", "note", "crc32"
@@ -22,26 +24,38 @@ FORMAT_KEY, NOTE, CHECKSUM = "format", "note", "crc32"
 class ShardWriter:
     """Makes the file, which must not exist; `metadata` goes into its schema. One thread at a time.
 
-    `num_bytes`: of the file. Raises `StoreError` where the file cannot be made, written or closed.
+    `schema`: other columns than those of a journal; `compression`: of the columns, such as `zstd`. `num_bytes` and
+    `crc32`: of the file. Raises `StoreError` where the file cannot be made, written or closed.
     """
 
-    def __init__(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        schema: Any = None,
+        compression: str | None = None,
+    ) -> None:
         import pyarrow as pa
 
         self.path = path
-        self.num_bytes = 0
+        self.num_bytes = self.crc32 = 0
         self._is_listed = False
         try:
             self._file = path.open("xb", buffering=0)
         except OSError as error:
             raise self._refused(error) from error
         self._unwritten = io.BytesIO()
-        described = columns().with_metadata({FORMAT_KEY: str(FORMAT), **(metadata or {})})
-        self._stream = pa.ipc.new_stream(self._unwritten, described)
+        described = (schema or columns()).with_metadata({FORMAT_KEY: str(FORMAT), **(metadata or {})})
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._stream = pa.ipc.new_stream(self._unwritten, described, options=options)
 
     def add(self, groups: Iterable[TrajectoryGroup], note: str = "") -> None:
         """Append a unit in memory; `flush` writes it. Raises `StoreError` for what has no place in the columns."""
-        batch = to_batch(groups)
+        self.add_batch(to_batch(groups), note)
+
+    def add_batch(self, batch: Batch, note: str = "") -> None:
+        """As `add`, of rows that are in columns already."""
         self._stream.write_batch(batch, {NOTE: note, CHECKSUM: str(checksum(batch, note))})
 
     def flush(self) -> None:
@@ -53,6 +67,7 @@ class ShardWriter:
                 written += os.pwrite(self._file.fileno(), data[written:], self.num_bytes + written)
         except OSError as error:
             raise self._refused(error) from error
+        self.crc32 = zlib.crc32(data, self.crc32)
         self.num_bytes += written
         self._unwritten.seek(0)
         self._unwritten.truncate()
@@ -62,7 +77,7 @@ class ShardWriter:
         try:
             os.fsync(self._file.fileno())
             if not self._is_listed:
-                _sync_directory(self.path.parent)
+                sync_directory(self.path.parent)
                 self._is_listed = True
         except OSError as error:
             raise self._refused(error) from error
@@ -87,8 +102,8 @@ class ShardWriter:
         )
 
 
-def _sync_directory(path: Path) -> None:
-    """A new file's name is on the disk only when its directory is."""
+def sync_directory(path: Path) -> None:
+    """Sync it: a new file's name is on the disk only when its directory is."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

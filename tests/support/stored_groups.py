@@ -8,11 +8,13 @@ from dataclasses import fields
 import numpy as np
 from hypothesis import strategies as some
 
+from swift_rlx.store import StoredGroup
 from swift_rlx.types import (
     Completion,
     FinishReason,
     Prompt,
     RewardPart,
+    SamplingParams,
     Score,
     Trajectory,
     TrajectoryGroup,
@@ -104,3 +106,69 @@ def plain_group(order, tokens=4, members=2):
     return TrajectoryGroup(
         prompt, order, tuple(Trajectory(prompt, member, completion, score) for member in range(members))
     )
+
+
+def stored_group(number, rewards=(1.0, 0.0), *, step=0, tokens=5, recipe="", source="length", version="2"):
+    """A group with everything that the store keeps beside it; each member's tokens tell it from all others."""
+    prompt = Prompt(
+        number,
+        np.array([number, 7, 7], np.int32),
+        columns={"messages": [{"role": "user", "content": f"question {number}"}], "solution": str(number)},
+    )
+    members = tuple(
+        Trajectory(prompt, member, stored_completion(1000 * number + member, step, tokens), score)
+        for member, score in enumerate(
+            Score(reward, () if reward is None else (RewardPart(source, reward, version),))
+            for reward in rewards
+        )
+    )
+    return StoredGroup(
+        TrajectoryGroup(prompt, number, members),
+        texts=tuple(f"answer {number}.{member}" for member in range(len(members))),
+        sampling=tuple(
+            SamplingParams(temperature=0.7, seed=member, stop=("x",)) for member in range(len(members))
+        ),
+        engine="fake 1.0",
+        recipe=recipe,
+    )
+
+
+def stored_completion(first, step, tokens):
+    """Tokens from `first` on, half of them made by step `step`, half by the one after it."""
+    halves = np.full(tokens, step, np.int32)
+    halves[tokens // 2 :] += 1
+    return Completion(
+        token_ids=np.arange(first, first + tokens, dtype=np.int32),
+        logprobs=np.full(tokens, -0.5, np.float32),
+        policy_steps=halves,
+        finish_reason=FinishReason.STOP,
+        worker="worker-0",
+    )
+
+
+def filled(store, groups, name="a"):
+    """The store with these groups, sealed as one round."""
+    writer = store.writer(name)
+    writer.add(groups)
+    writer.seal()
+    return store
+
+
+def stored_facts(stored):
+    """All that a stored group says, in comparable form."""
+    prompt = stored.group.prompt
+    return (
+        facts(stored.group),
+        prompt.token_ids.tolist(),
+        dict(prompt.columns),
+        stored.texts,
+        stored.sampling,
+        stored.engine,
+        stored.prompt_id,
+        stored.recipe,
+    )
+
+
+def by_order(snapshot):
+    """The groups of a snapshot by their number."""
+    return {stored.group.order: stored for stored in snapshot.groups(range(snapshot.num_groups))}
