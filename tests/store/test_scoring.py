@@ -6,7 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 from stored_groups import by_order, filled, stored_group
 
@@ -43,6 +43,7 @@ def text_length(snapshot, calls=None):
 
 
 @given(some.lists(VALUES, max_size=5))
+@settings(max_examples=50, deadline=None)
 def test_moments_of_parts_are_those_of_the_whole(parts):
     total = Moments()
     for part in parts:
