@@ -23,10 +23,3 @@ def test_the_benchmark_of_the_rewards_measures_a_step_and_every_way_of_running(t
     assert found["runs"]["as long as the training"]["step_s"] >= 0.2
     assert len(found["overhead_us_a_row"]) == 6
     assert all(value > 0 for value in found["overhead_us_a_row"].values())
-
-
-def test_the_published_numbers_reach_the_goals() -> None:
-    published = json.loads((SCRIPT.parent / "results" / "reward_runner.json").read_text(encoding="utf-8"))
-    assert published["goals"] == {"cost": 0.05, "shorter": 0.35}
-    assert published["cost"] < published["goals"]["cost"]
-    assert published["shorter"] >= published["goals"]["shorter"]
