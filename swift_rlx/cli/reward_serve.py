@@ -120,7 +120,7 @@ def _config(options: argparse.Namespace) -> ServiceConfig:
     from swift_rlx.reward_service.frames import Setup
     from swift_rlx.reward_service.pool import Batching
     from swift_rlx.reward_service.service import MAX_WORKERS, ServiceConfig
-    from swift_rlx.reward_service.sources import find_loader, parse_source
+    from swift_rlx.reward_service.source_text import check_loader, parse_source
 
     names = [parse_source(text).name for text in options.reward]
     if len(set(names)) < len(names):
@@ -139,7 +139,7 @@ def _config(options: argparse.Namespace) -> ServiceConfig:
         raise ConfigError(
             f"--loader-options {options.loader_options} is refused: {error}; give a JSON object"
         ) from None
-    find_loader(options.loader, loader_options)
+    check_loader(options.loader)
     setup = Setup(
         options.reward, options.version, options.loader, loader_options, sys.path, options.external_plugins
     )

@@ -18,7 +18,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a worker: what it has to serve (`sources.py`), and how reward models are loaded."""
+    """The first message to a worker: what it has to serve (`source_text.py`), and how reward models are loaded."""
 
     sources: list[str]
     version: str

@@ -1,9 +1,4 @@
-"""What `swift-rlx reward serve --reward` names, and the reward that it means.
-
-comment_bonus                       a reward by its name, from a package or a file of `--external_plugins`
-helpful=model:/models/rm_v3         a reward model of transformers, under the name `helpful`
-safe=min(model:/a, model:/b)        an ensemble: mean, min, or uwo (mean - variance / 2); of names, models, or both
-"""
+"""Served rewards as a worker process builds them: rewards by name, reward models, and ensembles of both."""
 
 from __future__ import annotations
 
@@ -14,12 +9,12 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift_rlx.errors import ConfigError, PluginError, RewardError
 from swift_rlx.reward_service.frames import Scores
+from swift_rlx.reward_service.source_text import MODEL, Source, check_loader
 from swift_rlx.reward_service.wire import MAX_REASON, Offer, Row
 from swift_rlx.rewards import AsyncCheckedReward, CheckedReward, checked_reward, resolve_reward
 
@@ -29,9 +24,6 @@ ModelScorer = Callable[[Sequence[Any], Mapping[str, list[Any]]], list[float]]
 """What a loader of reward models returns: scores of completions, given the columns (`messages`) of their rows."""
 
 Loader = Callable[[str], ModelScorer]
-
-MODEL = "model:"
-_ENSEMBLE = re.compile(r"(\w+)\((.+)\)")
 
 
 UWO = 0.5
@@ -44,32 +36,6 @@ def _uwo(scores: Sequence[float]) -> float:
 
 JOINED: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "min": min, "uwo": _uwo}
 """Coste et al. 2024 (arXiv:2310.02743): mean, worst case (WCO), and uncertainty-weighted (UWO)."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A served name and its members; `join`: how an ensemble becomes one score, None for a single member."""
-
-    name: str
-    members: tuple[str, ...]
-    join: str | None = None
-
-
-def parse_source(text: str) -> Source:
-    """Raises `ConfigError`."""
-    name, equals, rest = text.partition("=")
-    if not equals:
-        name = rest = text
-    ensemble = _ENSEMBLE.fullmatch(rest.strip())
-    join, listed = (ensemble[1], ensemble[2].split(",")) if ensemble else (None, [rest])
-    members = tuple(member.strip() for member in listed)
-    is_named = bool(re.fullmatch(r"[\w.-]+", name)) and (equals or not (ensemble or rest.startswith(MODEL)))
-    if not is_named or not all(members) or (join is not None and join not in JOINED):
-        raise ConfigError(
-            f"--reward {text!r} is refused: give a reward's name, NAME=model:PATH, or NAME=JOIN(MEMBER, MEMBER) with"
-            f" JOIN one of {', '.join(JOINED)}"
-        )
-    return Source(name, members, join)
 
 
 class ServedReward:
@@ -163,11 +129,8 @@ class _Member:
 
 def find_loader(dotted: str, options: Mapping[str, str]) -> Loader:
     """The loader of reward models that `MODULE:FUNCTION` names, imported when it is used. Raises `ConfigError`."""
+    check_loader(dotted)
     module, _, name = dotted.partition(":")
-    if not name:
-        raise ConfigError(
-            f"--loader {dotted!r} is refused: give MODULE:FUNCTION, which loads a reward model from a path"
-        )
 
     def load(path: str) -> ModelScorer:
         function: Callable[..., ModelScorer] = getattr(importlib.import_module(module), name)

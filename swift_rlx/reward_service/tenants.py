@@ -36,7 +36,8 @@ class Tenant:
     is_admin: bool = False
 
 
-EVERYBODY = Tenant("everybody", is_admin=True)
+_NO_RATE = 10**9
+EVERYBODY = Tenant("everybody", requests_per_min=_NO_RATE, is_admin=True)
 """The only tenant of a service without tokens."""
 
 
@@ -70,7 +71,7 @@ def token_tenant(environment: Mapping[str, str]) -> Tenant | None:
             raise ConfigError(f"{where} cannot be read: {error}; name a file that holds the token") from None
     elif not text:
         return None
-    return Tenant("owner", _digest(_checked(text or "", where)), is_admin=True)
+    return Tenant("owner", _digest(_checked(text or "", where)), _NO_RATE, is_admin=True)
 
 
 def read_tenants(path: Path) -> tuple[Tenant, ...]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from swift_rlx.cluster.trainer_watch import end_after
 from swift_rlx.registry import one_line
 from swift_rlx.reward_service.frames import TO_WORKER, Ready, Setup, Task, Unfit, framed, read_blocking
-from swift_rlx.reward_service.sources import ServedReward, find_loader, parse_source
+from swift_rlx.reward_service.source_text import parse_source
+from swift_rlx.reward_service.sources import ServedReward, find_loader
 
 
 def main() -> int:

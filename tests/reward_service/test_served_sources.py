@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from swift_rlx.errors import ConfigError, PluginError
+from swift_rlx.reward_service.source_text import Source, parse_source
 from swift_rlx.reward_service.sources import ServedReward as Served
-from swift_rlx.reward_service.sources import Source, find_loader, model_digest, parse_source
+from swift_rlx.reward_service.sources import find_loader, model_digest
 from swift_rlx.reward_service.wire import Row
 from swift_rlx.rewards import register_reward
 

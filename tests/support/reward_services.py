@@ -23,9 +23,13 @@ SETUP = Setup(["length"], "v1", "", {}, [], [])
 
 
 class FakeWorker:
-    """Scores a completion by its length plus `shift`; "die" ends it, "hang" never returns, "bad" is a fault."""
+    """Scores a completion by its length plus `shift`; "die" ends it, "bad" is a fault.
+
+    "hang" does not return before `release` is set.
+    """
 
     made: list[FakeWorker]
+    release: asyncio.Event
 
     def __init__(self, offers: tuple[Offer, ...], shift: float) -> None:
         self.offers, self.shift = offers, shift
@@ -40,7 +44,7 @@ class FakeWorker:
         if "die" in texts:
             raise WorkerDied(f"worker {self.pid} ended")
         if "hang" in texts:
-            await asyncio.Event().wait()
+            await FakeWorker.release.wait()
         faults = {at: "raised ValueError" for at, text in enumerate(texts) if text == "bad"}
         return Scores([None if text == "bad" else len(text) + self.shift for text in texts], faults)
 
@@ -52,7 +56,7 @@ def use_fake_workers(
     monkeypatch: Any, *, shift: float = 0.0, names: Sequence[str] = ("length",)
 ) -> list[FakeWorker]:
     """From now on services have such workers; the list of those that were started, in order."""
-    FakeWorker.made = []
+    FakeWorker.made, FakeWorker.release = [], asyncio.Event()
 
     async def start(setup: Setup) -> FakeWorker:
         offers = tuple(

@@ -1,0 +1,51 @@
+"""What `swift-rlx reward serve --reward` takes. The service itself reads it here, and never imports a reward.
+
+comment_bonus                       a reward by its name, from a package or a file of `--external-plugins`
+helpful=model:/models/rm_v3         a reward model of transformers, under the name `helpful`
+safe=min(model:/a, model:/b)        an ensemble: mean, min, or uwo (mean - variance / 2); of names, models, or both
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from swift_rlx.errors import ConfigError
+
+MODEL = "model:"
+JOINS = ("mean", "min", "uwo")
+_ENSEMBLE = re.compile(r"(\w+)\((.+)\)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A served name and its members; `join`: how an ensemble becomes one score, None for a single member."""
+
+    name: str
+    members: tuple[str, ...]
+    join: str | None = None
+
+
+def parse_source(text: str) -> Source:
+    """Raises `ConfigError`."""
+    name, equals, rest = text.partition("=")
+    if not equals:
+        name = rest = text
+    ensemble = _ENSEMBLE.fullmatch(rest.strip())
+    join, listed = (ensemble[1], ensemble[2].split(",")) if ensemble else (None, [rest])
+    members = tuple(member.strip() for member in listed)
+    is_named = bool(re.fullmatch(r"[\w.-]+", name)) and (equals or not (ensemble or rest.startswith(MODEL)))
+    if not is_named or not all(members) or (join is not None and join not in JOINS):
+        raise ConfigError(
+            f"--reward {text!r} is refused: give a reward's name, NAME=model:PATH, or NAME=JOIN(MEMBER, MEMBER) with"
+            f" JOIN one of {', '.join(JOINS)}"
+        )
+    return Source(name, members, join)
+
+
+def check_loader(dotted: str) -> None:
+    """Raises `ConfigError` for what cannot name a loader of reward models."""
+    if not all(dotted.partition(":")):
+        raise ConfigError(
+            f"--loader {dotted!r} is refused: give MODULE:FUNCTION, which loads a reward model from a path"
+        )
