@@ -40,6 +40,7 @@ class Trainer(AsyncRolloutMixin, Training):
 def trainer(failure: BaseException | None, error: BaseException | None = None) -> Trainer:
     made = object.__new__(Trainer)
     made.error = error
+    made.reward_crew = SimpleNamespace(close=lambda: None)
     made.pipeline = object.__new__(RolloutPipeline)
     made.pipeline.thread = SimpleNamespace(failure=failure)
     made.pipeline.weights = SimpleNamespace(remove=lambda: None)

@@ -67,7 +67,7 @@ def test_a_file_is_found_by_processes_and_the_program_itself_is_not(monkeypatch:
     [reward] = described_rewards(["crew-here"], None)
     assert reward.origin is not None
     assert reward.origin.options["file"] == __file__
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     assert described_rewards(["crew-here"], None)[0].origin is None
 
 
