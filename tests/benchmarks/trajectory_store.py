@@ -288,7 +288,7 @@ def measured(work: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def report(result: dict[str, Any]) -> int:
     """A line for each measurement; the exit code."""
-    if missing := {"kills", "size", "rows", "epoch"} - result.keys():
+    if missing := {"kills", "size", "rows", *PARTS} - result.keys():
         print(f"not measured yet: {', '.join(sorted(missing))}")
         return 1
     size_, rows_, epoch_, kills_ = (result[name] for name in ("size", "rows", "epoch", "kills"))

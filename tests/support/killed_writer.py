@@ -15,23 +15,29 @@ from swift_rlx.store import StoredGroup, TrajectoryStore
 from swift_rlx.store.verification import verify
 
 GROUPS = 16
-MAX_LIFE_S = 0.12
+ROUNDS = 4
 
 
 def kill_writers(folder: Path, count: int, seed: int = 0) -> dict[str, int]:
     """Kill that many writers, one after the other; what is sealed, and what can be read.
 
-    A writer is forked from this process, which has everything imported, so that it is killed while it writes.
+    A writer is forked from this process, which has everything imported, so that it is killed while it writes. It lives
+    between no time and about `ROUNDS` rounds, whatever a round takes on this machine.
     """
     lives = random.Random(seed)
     store = TrajectoryStore.create(folder)
     words, numbers = Words(0), np.random.default_rng(4)
     groups = [written_group(number, words, numbers) for number in range(GROUPS)]
+    start = time.monotonic()
+    writer = store.writer("killed")
+    writer.add(groups)
+    writer.seal()
+    max_life_s = ROUNDS * (time.monotonic() - start)
     for _ in range(count):
         child = os.fork()
         if not child:
             _write(folder, groups)
-        time.sleep(lives.uniform(0.0, MAX_LIFE_S))
+        time.sleep(lives.uniform(0.0, max_life_s))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     found = verify(store.place, store.manifest())
