@@ -44,7 +44,8 @@ OUTSIDE: dict[str, set[str]] = {
     "store": {"numpy", "pyarrow"},
     "__main__": {"swift"},  # it stands in for ms-swift's own `swift.cli.rlhf`
 }
-ENGINE_FILES: dict[str, set[str]] = {  # imported where their kind of backend is used, and nowhere else
+ENGINE_FILES: dict[str, set[str]] = {  # imported where their kind of thing is used, and nowhere else
+    "swift_rlx/algorithms/offline/": {"torch", "scipy", "rjieba"},
     "swift_rlx/backends/remote_": {"numpy", "msgspec", "aiohttp"},
     "swift_rlx/backends/transformers_": {"numpy", "torch", "transformers", "peft", "safetensors"},
     "swift_rlx/backends/vllm_": {"numpy", "psutil", "torch", "safetensors", "vllm"},

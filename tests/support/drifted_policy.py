@@ -15,6 +15,19 @@ MASK = torch.ones(N, T, dtype=torch.bool)
 TOKENS = torch.cartesian_prod(*[torch.arange(V)] * T)
 """[81, 4], row i is the completion that spells i in base 3."""
 
+KNOWN_BIAS = {
+    "none": [0.068, 0.286, 0.788, 1.747],
+    "token_truncate": [0.052, 0.212, 0.538, 1.015],
+    "token_mask": [0.052, 0.212, 0.552, 1.122],
+    "two_sided_mask": [0.052, 0.212, 0.551, 1.138],
+    "prefix_product": [0.038, 0.152, 0.378, 0.656],
+    "sequence_product": [0.0, 0.0, 0.079, 0.420],
+    "geometric mean": [0.051, 0.204, 0.504, 0.939],
+    "sequence mask": [0.0, 0.0, 0.382, 0.762],
+    "PPO clip": [0.052, 0.282, 1.157, 1.682],
+}
+"""Relative error of the expected gradient of the default policy under each rule, by `DELTAS`."""
+
 Weights = Callable[[Tensor, Tensor], Tensor]
 """From the log-probs [81, 4] of policy and behavior to weights [81] or [81, 4]."""
 
