@@ -26,6 +26,7 @@ COLUMNS = (
     f"{'steps/h':>8}{'busy':>7}{'staleness':>11}{'max':>5}{'in mask':>9}{'over age':>10}{'lost':>7}{'tail':>7}"
     f"{'its mask':>10}"
 )
+FILL_COLUMNS = f"{'stored/h':>10}{'from store':>12}{'of tail':>9}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         help="share of the slots kept for the slowest 5 %% of prompts, as if lengths were known (default 0)",
+    )
+    add(
+        "--fill-the-wait",
+        "--fill_the_wait",
+        action="store_true",
+        help="keep what was trained, and train on it while no fresh batch is ready and nothing goes over age by it",
     )
     add("--publish-s", type=float, default=0.0, help="applying weights on a worker (default %(default)s)")
     add("--score-s", type=float, default=0.0, help="scoring a group (default %(default)s)")
@@ -81,9 +88,12 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from swift_rlx.simulation import simulate
 
-    print(f"{'workers':>7}{'bound':>7}{COLUMNS}")
+    fills = options.fill_the_wait
+    print(f"{'workers':>7}{'bound':>7}{COLUMNS}{FILL_COLUMNS if fills else ''}")
     for setting in _settings(options):
-        print(f"{setting.workers:>7}{setting.max_staleness:>7}{_line(simulate(setting))}", flush=True)
+        outcome = simulate(setting)
+        line = f"{_line(outcome)}{_fill_line(outcome) if fills else ''}"
+        print(f"{setting.workers:>7}{setting.max_staleness:>7}{line}", flush=True)
     return 0
 
 
@@ -117,6 +127,7 @@ def _settings(options: argparse.Namespace) -> Iterator[Setting]:
         group_size=options.group_size,
         slots=options.slots,
         reserved_share=options.reserved_share,
+        fill_the_wait=options.fill_the_wait,
         publish_s=options.publish_s,
         score_s=options.score_s,
         weight_update=WeightUpdate(options.weight_update),
@@ -137,6 +148,10 @@ def _line(outcome: Outcome) -> str:
     )
 
 
+def _fill_line(outcome: Outcome) -> str:
+    return f"{outcome.stored_steps_per_h:>10.1f}{outcome.from_store:>12.1%}{outcome.tail_from_store:>9.1%}"
+
+
 def _print_scheduling_table(steps: int, seeds: int) -> None:
     from swift_rlx.simulation.tables import scheduling_cases
 
@@ -148,10 +163,10 @@ def _print_case(case: Case) -> None:
     from swift_rlx.simulation.tables import missed
 
     print(f"\ntrain {case.train_s:g} s, sigma {case.sigma:g}")
-    print(f"{'rule':<32}{COLUMNS}{'over bound':>12}{'of totals':>11}  misses")
+    print(f"{'rule':<32}{COLUMNS}{FILL_COLUMNS}{'over bound':>12}{'of totals':>11}  misses")
     for row in case.rows:
         print(
-            f"{row.rule:<32}{_line(row.outcome)}{row.outcome.trained_over_bound:>12.1%}{row.relative:>11.1%}"
-            f"  {', '.join(missed(row)) or '-'}",
+            f"{row.rule:<32}{_line(row.outcome)}{_fill_line(row.outcome)}{row.outcome.trained_over_bound:>12.1%}"
+            f"{row.relative:>11.1%}  {', '.join(missed(row)) or '-'}",
             flush=True,
         )

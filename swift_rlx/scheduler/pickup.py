@@ -14,10 +14,11 @@ import numpy as np
 from swift_rlx.errors import CheckpointError, SchedulingError
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome
 from swift_rlx.scheduler.generation import Generation
-from swift_rlx.scheduler.groups import GroupState
+from swift_rlx.scheduler.groups import GroupState, OpenGroup
 from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.scheduler.ready import ReadyGroup, hand_over
 from swift_rlx.scheduler.state import RunState
+from swift_rlx.scheduler.wait_filler import Waiting
 from swift_rlx.types import Fate, TrainBatch, TrainGroup
 
 
@@ -48,6 +49,36 @@ class PickUp:
         picked = PickedUp(step, orders, unfinished, waited)
         state.note(picked)
         return self._hand_over(chosen, picked, waited_s)
+
+    def waiting(self) -> Waiting:
+        """What the trainer waits for, where `try_pick` has no batch for it."""
+        state, step = self._state, self._state.version.step
+        return Waiting(
+            step,
+            state.capacity.picks_left(step) + 1,
+            tuple(self._first_deadline(group, step) for group in state.book),
+            (*(ready.deadline for ready in state.ready.groups()), *self._awaited()),
+        )
+
+    def leave_to_store(self, waited_s: float) -> TrainBatch:
+        """A batch without groups, in the place of one that is not ready: the trainer fills it from its store."""
+        state = self._state
+        unfinished = sum(one.state is not GroupState.READY for one in state.book)
+        picked = PickedUp(state.version.step, (), unfinished, waited=True)
+        state.note(picked)
+        return self._hand_over([], picked, waited_s)
+
+    def _first_deadline(self, group: OpenGroup, step: int) -> int:
+        """Last step at which the group's oldest token that is within the bound at `step` trains."""
+        live, bound = self._state.live.step, self._state.config.max_staleness
+        if group.state is GroupState.GENERATING:
+            begun = live if group.start_step is None else group.start_step
+            young = range(max(begun, step - bound), live + 1)
+        else:
+            made = (steps for one in group.completions.values() for steps in one.sampled_steps.tolist())
+            young = [steps for steps in made if steps + bound >= step]
+        # Without such a token it has nothing to lose but what it is going to make.
+        return min(young, default=max(live, step)) + bound
 
     def _again(self, step: int) -> TrainBatch:
         """The batch that the trainer took at this step before the restart."""

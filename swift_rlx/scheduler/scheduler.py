@@ -42,6 +42,7 @@ from swift_rlx.scheduler.scoring import Scoring
 from swift_rlx.scheduler.state import Events, RunState, Scorer
 from swift_rlx.scheduler.statistics import Statistics, statistics_of
 from swift_rlx.scheduler.tasks import Supervisor
+from swift_rlx.scheduler.wait_filler import WaitFiller
 from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
 
 
@@ -135,8 +136,11 @@ class RolloutScheduler:
         if error is None:
             self.check()
 
-    async def next_batch(self) -> TrainBatch | None:
+    async def next_batch(self, filler: WaitFiller | None = None) -> TrainBatch | None:
         """The groups to train on at the trainer's current step, or None when all prompts have ended.
+
+        With a `filler` it may be a batch without groups, where none is ready: the trainer then trains on stored groups
+        as on any batch, counts it as one of the step's pick-ups, and publishes after the step as always.
 
         Raises the error of whatever part of the pipeline failed, and `BackendTimeout` where the first batch
         takes longer than `warm_up_limit_s`.
@@ -145,6 +149,8 @@ class RolloutScheduler:
         limit = (
             None if self._has_trained else state.clock.call_later(state.config.warm_up_limit_s, self._cold)
         )
+        if filler is not None:
+            filler.asked()
         try:
             while True:
                 self._raise_failure()
@@ -152,7 +158,11 @@ class RolloutScheduler:
                 batch = self._pickup.try_pick(state.clock.now() - begin, waited)
                 if batch is not None or self._pickup.is_finished:
                     self._has_trained = True
+                    if filler is not None:
+                        filler.came()
                     return batch
+                if filler is not None and filler.decide(self._pickup.waiting()):
+                    return self._pickup.leave_to_store(state.clock.now() - begin)
                 waited = True
                 await state.events.train.wait()
         finally:

@@ -27,6 +27,7 @@ from swift_rlx.scheduler.resume import PromptOf, RolloutState
 from swift_rlx.scheduler.scheduler import RolloutScheduler
 from swift_rlx.scheduler.state import Scorer
 from swift_rlx.scheduler.statistics import Statistics
+from swift_rlx.scheduler.wait_filler import WaitFiller
 from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
 
 MakeBackends = Callable[[], Awaitable[Sequence[Backend]]]
@@ -91,10 +92,12 @@ class RolloutThread:
         """No prompt will be put any more."""
         self._feed_call(self._feed().close)
 
-    def next_batch(self, timeout_s: float | None = None) -> TrainBatch | None:
+    def next_batch(
+        self, timeout_s: float | None = None, filler: WaitFiller | None = None
+    ) -> TrainBatch | None:
         """As `RolloutScheduler.next_batch`. Raises `BackendTimeout` after `timeout_s`; no batch is lost by it."""
         try:
-            batch = self._thread.call(self._next_batch(timeout_s))
+            batch = self._thread.call(self._next_batch(timeout_s, filler))
         except Exception:
             self._picking = None
             raise
@@ -226,10 +229,10 @@ class RolloutThread:
             closing = asyncio.gather(*(one.close() for one in backends), return_exceptions=True)
             await asyncio.wait([closing], timeout=self._config.abort_grace_s)
 
-    async def _next_batch(self, timeout_s: float | None) -> TrainBatch | None:
+    async def _next_batch(self, timeout_s: float | None, filler: WaitFiller | None) -> TrainBatch | None:
         scheduler = self._running()
         if self._picking is None:
-            self._picking = asyncio.ensure_future(scheduler.next_batch())
+            self._picking = asyncio.ensure_future(scheduler.next_batch(filler))
         picking = self._picking
         if not await ends_within(picking, timeout_s):
             stats, groups = scheduler.statistics(), self._config.batch_groups

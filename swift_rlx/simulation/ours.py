@@ -9,9 +9,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from swift_rlx.clock import LoopClock
-from swift_rlx.scheduler import GroupEnd, GroupOutcome, IterableSource, RolloutScheduler, Statistics
+from swift_rlx.scheduler import (
+    GroupEnd,
+    GroupOutcome,
+    IterableSource,
+    RolloutScheduler,
+    Statistics,
+    WaitFiller,
+)
 from swift_rlx.simulation.outcome import Outcome, Tally
 from swift_rlx.simulation.setting import Setting
+from swift_rlx.simulation.untrained_store import UntrainedStore
 from swift_rlx.testing.fake_backend import FakeBackend, FakeScript
 from swift_rlx.testing.virtual_clock import run_virtual
 from swift_rlx.types import Completion, Fate, Prompt, Score, TrainBatch
@@ -46,15 +54,24 @@ async def _run(setting: Setting) -> tuple[Outcome, Statistics]:
             tokens = sum(member.completion.num_sampled for member in end.group.members)
             tally.lost(end.group.prompt.index, tokens)
 
-    scheduler = RolloutScheduler(setting.rollout_config(), backends, prompts, score, on_end=on_end)
+    config = setting.rollout_config()
+    filler, store = WaitFiller(config, clock), UntrainedStore(config.batch_groups)
+    scheduler = RolloutScheduler(config, backends, prompts, score, on_end=on_end)
     async with scheduler:
-        for _ in range(setting.steps):
+        while tally.fresh_steps < setting.steps:
+            stored = 0
             for _ in range(setting.batches_per_step):
-                batch = await scheduler.next_batch()
+                filler.has_stored = setting.fill_the_wait and store.has_batch
+                batch = await scheduler.next_batch(filler)
                 assert batch is not None  # the source is endless
-                _count(tally, batch)
+                if batch.groups:
+                    _count(tally, batch, store if setting.fill_the_wait else None)
+                else:
+                    stored += 1
+                    for index, tokens in store.take_batch():
+                        tally.trained_stored(index, tokens)
                 await clock.sleep(setting.train_s / setting.batches_per_step)
-            tally.step(clock.now())
+            tally.step(clock.now(), 1 - stored / setting.batches_per_step)
             scheduler.publish(None)
         ledger = scheduler.ledger
         tally.lost(None, ledger.tokens(Fate.CUT) + ledger.tokens(Fate.FAILED))
@@ -66,7 +83,7 @@ def _prompt(setting: Setting, index: int) -> Prompt:
     return Prompt(index, np.zeros(1, dtype=np.int32), expected_tokens=expected)
 
 
-def _count(tally: Tally, batch: TrainBatch) -> None:
+def _count(tally: Tally, batch: TrainBatch, store: UntrainedStore | None) -> None:
     for train_group in batch.groups:
         by_age: Counter[int] = Counter()
         over_age = 0
@@ -76,3 +93,6 @@ def _count(tally: Tally, batch: TrainBatch) -> None:
             over_age += len(mask) - int(mask.sum())
         index = train_group.group.prompt.index
         tally.trained(index, dict(by_age), over_age)
+        if store is not None:
+            store.add(index, over_age)
+            tally.stored(over_age)

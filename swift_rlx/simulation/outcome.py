@@ -12,8 +12,9 @@ class Outcome:
     """Shares are of the tokens whose fate is decided: of groups in flight at the end nothing is counted."""
 
     steps_per_h: float
+    """On fresh groups; of a step with batches from the store the fresh part."""
     trainer_busy: float
-    """Training over wall time, after the warm-up."""
+    """Training over wall time, after the warm-up, on whatever."""
     in_mask: float
     """Share of tokens that trained."""
     tail_in_mask: float
@@ -27,7 +28,15 @@ class Outcome:
     tail_share: float
     """Share of the slowest 5 % among the trained prompts; 0.05 is fair."""
     mean_staleness: float
+    """Of fresh tokens, as is the next."""
     max_staleness: int
+    stored_steps_per_h: float = 0.0
+    stored: float = 0.0
+    """Share of tokens that are over age and in a store."""
+    from_store: float = 0.0
+    """Share of tokens that did not train fresh and trained from the store."""
+    tail_from_store: float = 0.0
+    """The same for the prompts in the slowest 5 %."""
 
 
 def mean(outcomes: list[Outcome]) -> Outcome:
@@ -46,15 +55,33 @@ class Tally:
         self._setting = setting
         self._tail_from_s = setting.tail_latency_s()
         self._ends: list[float] = []
+        self._fresh: list[float] = []
+        self._stored = self._from_store = self._tail_from_store = 0
         self._groups = self._tail_groups = 0
         self._trained = self._over_age = self._lost = self._over_bound = 0
         self._tail_trained = self._tail_tokens = 0
         self._age_sum = 0
         self._max_age = 0
 
-    def step(self, end_s: float) -> None:
-        """A training step ended."""
+    @property
+    def fresh_steps(self) -> float:
+        """Steps so far, of each its fresh part."""
+        return sum(self._fresh)
+
+    def step(self, end_s: float, fresh: float = 1.0) -> None:
+        """A training step ended, of whose batches the share `fresh` was fresh and the rest from the store."""
         self._ends.append(end_s)
+        self._fresh.append(fresh)
+
+    def stored(self, tokens: int) -> None:
+        """Tokens over age went into the store with their answers."""
+        self._stored += tokens
+
+    def trained_stored(self, index: int, tokens: int) -> None:
+        """Tokens of a group trained from the store that had not trained before."""
+        self._from_store += tokens
+        if self._is_tail(index):
+            self._tail_from_store += tokens
 
     def trained(self, index: int, tokens_by_age: dict[int, int], over_age: int) -> None:
         """A group was trained: tokens in the mask by age in steps, and those that left it."""
@@ -80,10 +107,11 @@ class Tally:
         """After the last step."""
         wall = self._ends[-1] - self._ends[WARM_UP_STEPS - 1]
         steps = len(self._ends) - WARM_UP_STEPS
+        fresh = sum(self._fresh[WARM_UP_STEPS:])
         decided = max(self._trained + self._over_age + self._lost, 1)
         trained = max(self._trained, 1)
         return Outcome(
-            steps_per_h=steps / wall * 3600,
+            steps_per_h=fresh / wall * 3600,
             trainer_busy=steps * self._setting.train_s / wall,
             in_mask=self._trained / decided,
             tail_in_mask=self._tail_trained / max(self._tail_tokens, 1),
@@ -93,6 +121,10 @@ class Tally:
             tail_share=self._tail_groups / max(self._groups, 1),
             mean_staleness=self._age_sum / trained,
             max_staleness=self._max_age,
+            stored_steps_per_h=(steps - fresh) / wall * 3600,
+            stored=self._stored / decided,
+            from_store=self._from_store / decided,
+            tail_from_store=self._tail_from_store / max(self._tail_tokens, 1),
         )
 
     def _is_tail(self, index: int) -> bool:

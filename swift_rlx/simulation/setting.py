@@ -39,6 +39,8 @@ class Setting:
     weight_update: WeightUpdate = WeightUpdate.KEEP
     train_order: TrainOrder = TrainOrder.COMPLETION
     shape_capacity: bool = True
+    fill_the_wait: bool = False
+    """Keep what was trained in a store, and train on it while no fresh batch is ready (`wait_filler.py`)."""
     reserved_share: float = 0.0
     """Share of the slots kept for prompts known to be among the slowest; above 0, every length is known before."""
     seed: int = 0

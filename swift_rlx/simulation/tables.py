@@ -22,6 +22,10 @@ RULES: dict[str, Callable[[Setting], Outcome]] = {
     **{name: partial(simulate_peer, rule) for name, rule in PEERS.items()},
     OURS: simulate,
     "swift-rlx, 8 pick-ups a step": lambda setting: simulate(replace(setting, batches_per_step=8)),
+    "swift-rlx, fill the wait": lambda setting: simulate(replace(setting, fill_the_wait=True)),
+    "swift-rlx, 8 pick-ups, fill": lambda setting: simulate(
+        replace(setting, batches_per_step=8, fill_the_wait=True)
+    ),
     "swift-rlx, no shaping": lambda setting: simulate(replace(setting, shape_capacity=False)),
     "swift-rlx, pin": lambda setting: simulate(replace(setting, weight_update=WeightUpdate.PIN)),
     "swift-rlx, admission order": lambda setting: simulate(
@@ -68,8 +72,8 @@ def missed(row: Row) -> list[str]:
     goals = {
         "steps/h": row.relative >= 0.95,
         "bound": outcome.trained_over_bound == 0,
-        "untrained tokens": outcome.over_age + outcome.lost < 0.05,
+        "untrained tokens": outcome.over_age + outcome.lost - outcome.stored < 0.05,
         "tail prompts": outcome.tail_share >= 0.045,
-        "tail tokens": outcome.tail_in_mask >= 0.5,
+        "tail tokens": outcome.tail_in_mask + outcome.tail_from_store >= 0.5,
     }
     return [name for name, reached in goals.items() if not reached]

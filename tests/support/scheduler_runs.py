@@ -11,6 +11,7 @@ import numpy as np
 from faulty_workers import WatchedBackend, faulty_script
 
 from swift_rlx.backends import WeightUpdate
+from swift_rlx.clock import LoopClock
 from swift_rlx.scheduler import (
     GroupOutcome,
     GroupRejected,
@@ -20,6 +21,7 @@ from swift_rlx.scheduler import (
     StaleTokens,
     Statistics,
     TrainOrder,
+    WaitFiller,
 )
 from swift_rlx.testing.fake_backend import LogNormalLatency
 from swift_rlx.testing.virtual_clock import run_virtual
@@ -74,6 +76,8 @@ class Plan:
     """Else once a generation batch."""
     rejects: bool = False
     """Whether the scorer rejects every fifth prompt."""
+    fills: bool = False
+    """Whether the trainer has a store that fills its waits."""
     environment: bool = False
     """Whether answers hold tokens that the policy did not make."""
     seed: int = 0
@@ -189,6 +193,7 @@ class Watch:
     live: int = 0
     picks: list[tuple[int, int]] = field(default_factory=list)
     """Groups that were picked up, by the step that makes their weights live."""
+    fills: int = 0
     stats: Statistics | None = None
 
     def source(self):
@@ -210,6 +215,21 @@ class Watch:
             self.untrained_ends += 1
         if end.drop_reason is DropReason.TOO_FEW_ANSWERS:
             self.unanswered.add(end.group.prompt.index)
+
+    def check_fill(self, scheduler, left):
+        """A stored batch is about to train, and `left` pick-ups follow at this step: who goes over age by it?"""
+        self.fills += 1
+        config, state = self.plan.config, scheduler._state
+        last = [
+            self.step + number for number in range(config.steps_per_batch)
+        ]  # of tokens that are at the bound
+        losing = 0
+        for group in state.book:
+            made = {int(step) for one in group.completions.values() for step in one.sampled_steps}
+            if group.state.value == "generating" and group.start_step is not None:
+                made |= set(range(group.start_step, state.live.step + 1))
+            losing += any(step + config.max_staleness in last for step in made)
+        assert losing <= left * config.batch_groups, "a stored batch makes a token over age"
 
     def check_batch(self, batch):
         bound = self.plan.config.max_staleness
@@ -259,7 +279,8 @@ async def _run(plan: Plan, watch: Watch) -> None:
     for when, number in plan.deaths:
         loop.call_later(when, backends[number].die)
     async with scheduler:
-        training = asyncio.ensure_future(train_all(plan, scheduler, watch))
+        filler = WaitFiller(config, LoopClock()) if plan.fills else None
+        training = asyncio.ensure_future(train_all(plan, scheduler, watch, filler=filler))
         await asyncio.wait([training], timeout=LONGEST_S)
         assert training.done(), f"the run has not ended after {LONGEST_S:g} s"
         training.result()
@@ -281,17 +302,22 @@ def scorer(plan):
     return score
 
 
-async def train_all(plan, scheduler, watch, begin=0, save=lambda step, before, after: None):
+async def train_all(plan, scheduler, watch, begin=0, save=lambda step, before, after: None, filler=None):
     """Train until the prompts have ended. `save` gets snapshots from before and after each step's weights."""
     config, step, published, is_over = plan.config, begin, begin, False
     while not is_over:
         picked = 0
-        for _ in range(config.batches_per_step if step % config.steps_per_batch == 0 else 0):
+        for number in range(config.batches_per_step if step % config.steps_per_batch == 0 else 0):
             watch.step = step
-            if (batch := await scheduler.next_batch()) is None:
+            if filler is not None:
+                filler.has_stored = True
+            if (batch := await scheduler.next_batch(filler)) is None:
                 is_over = True
                 break
-            watch.check_batch(batch)
+            if batch.groups:
+                watch.check_batch(batch)
+            else:
+                watch.check_fill(scheduler, config.batches_per_step - number - 1)
             picked += 1
         if is_over and not picked:
             return

@@ -1,6 +1,6 @@
 """Numbers of d3rlpy, choix, scikit-learn and rjieba on a small data set that both sides share.
 
-They were recorded by tests/support/offline_peer_values.py; d3rlpy alone would bring eleven packages into the environment.
+They were recorded by tests/support/offline_peer_values.py; d3rlpy alone brings eleven packages with it.
 """
 
 import json
