@@ -43,12 +43,33 @@ def test_flags_change_the_outcome(capsys):
         ("--batches-per-step", "4"),
         ("--slots", "40"),
         ("--slots", "40", "--reserved-share", "0.2"),
+        ("--fill-the-wait",),
         ("--train-s", "2"),
         ("--generate-s", "3"),
     ):
         (seen,) = _table(capsys, *base, *flag)
         assert seen not in known, flag
         known.append(seen)
+
+
+def test_filled_waits_are_counted_apart(capsys):
+    arguments = (
+        "--steps",
+        "40",
+        "--max-staleness",
+        "4",
+        "--sigma",
+        "0",
+        "--slots",
+        "24",
+        "--batches-per-step",
+        "4",
+    )
+    (plain,) = _table(capsys, *arguments)
+    (filled,) = _table(capsys, *arguments, "--fill_the_wait")
+    assert len(filled) == len(plain) + 3
+    assert float(filled[-3]) > 0
+    assert float(filled[3].rstrip("%")) > float(plain[3].rstrip("%"))  # the trainer is busier
 
 
 def test_the_comparison_prints_every_rule_in_six_cases(capsys):

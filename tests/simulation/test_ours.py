@@ -12,6 +12,7 @@ from swift_rlx.scheduler import TrainOrder
 from swift_rlx.simulation import PEERS, Setting, simulate, simulate_peer
 from swift_rlx.simulation.ours import simulate_with_statistics
 from swift_rlx.simulation.tables import BASE, CASES, TOTALS, Row, missed, scheduling_cases
+from swift_rlx.simulation.untrained_store import UntrainedStore
 from swift_rlx.types import Fate
 
 CONSTANT = Setting(train_s=1.0, generate_s=1.6, sigma=0.0, slots=96, steps=60)
@@ -99,6 +100,42 @@ def test_in_admission_order_nothing_is_over_age_and_the_trainer_waits():
     assert seen.trainer_busy < 0.6
 
 
+SCARCE = replace(CONSTANT, slots=24, max_staleness=4, batches_per_step=4)
+"""Too few slots to feed the trainer, so that it waits for a part of each step."""
+
+
+def test_waits_are_filled_with_stored_batches_and_counted_apart():
+    plain, filled = simulate(SCARCE), simulate(replace(SCARCE, fill_the_wait=True))
+    assert plain.stored_steps_per_h == 0
+    assert filled.stored_steps_per_h > 100
+    assert filled.trainer_busy > plain.trainer_busy + 0.05
+    assert filled.max_staleness <= 4
+    assert (filled.lost, filled.trained_over_bound) == (0, 0)
+    both = filled.steps_per_h + filled.stored_steps_per_h
+    assert both == pytest.approx(3600 * filled.trainer_busy, rel=1e-9)  # a step takes a second
+
+
+def test_filling_costs_no_fresh_token_its_training():
+    plain, filled = simulate(SCARCE), simulate(replace(SCARCE, fill_the_wait=True))
+    assert filled.over_age <= plain.over_age + 0.01
+
+
+def test_without_room_for_another_pick_up_nothing_is_filled():
+    """One pick-up a step and a bound of 1: some answer always has a token at the bound."""
+    setting = replace(CONSTANT, slots=24, max_staleness=1, sigma=1.0, fill_the_wait=True)
+    assert simulate(setting).stored_steps_per_h == 0
+
+
+def test_what_was_over_age_trains_from_the_store_first():
+    store = UntrainedStore(2)
+    for index, untrained in ((0, 5), (1, 0), (2, 9)):
+        store.add(index, untrained)
+    assert store.take_batch() == [(2, 9), (0, 5)]
+    seen = [store.take_batch() for _ in range(5)]
+    assert {tokens for batch in seen for _, tokens in batch} == {0}
+    assert not store.has_batch  # each of the three has trained four times
+
+
 def test_the_same_setting_gives_the_same_outcome():
     assert simulate(replace(CONSTANT, sigma=1.0)) == simulate(replace(CONSTANT, sigma=1.0))
 
@@ -115,6 +152,9 @@ def test_the_table_has_every_rule_in_every_case_and_judges_it():
     assert missed(Row("x", reached, 0.9)) == ["steps/h"]
     assert missed(Row("x", replace(reached, lost=0.05), 1.0)) == ["untrained tokens"]
     assert missed(Row("x", replace(reached, trained_over_bound=0.01), 1.0)) == ["bound"]
+    assert missed(Row("x", replace(reached, over_age=0.3), 1.0)) == ["untrained tokens"]
+    assert missed(Row("x", replace(reached, over_age=0.3, stored=0.3), 1.0)) == []
+    assert missed(Row("x", replace(reached, tail_in_mask=0.4, tail_from_store=0.1), 1.0)) == []
     assert missed(Row("x", replace(reached, tail_share=0.04, tail_in_mask=0.4), 1.0)) == [
         "tail prompts",
         "tail tokens",

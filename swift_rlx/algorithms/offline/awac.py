@@ -175,7 +175,7 @@ class AWAC:
             "awac/floored": kept.low / len(weights_N),
             "awac/floored_share": kept.low_share,
         }
-        return WeightedCE(self.name, weights_B, num_tokens(rows), self.beta, metrics)
+        return WeightedCE(self.name, weights_B, num_tokens(rows), self.beta, metrics, rows.valid_B)
 
     def state(self) -> dict[str, float]:
         return {"temperature": self.temperature.value}

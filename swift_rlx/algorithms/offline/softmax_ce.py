@@ -121,7 +121,7 @@ class SoftmaxCE(Stateless):
             return NoPlan(metrics)
         weights_B = found.weights_B / found.prompts
         weights_B = per_token(weights_B, rows) if self.length_norm else weights_B
-        return WeightedCE(self.name, weights_B, num_tokens(rows), self.beta, metrics)
+        return WeightedCE(self.name, weights_B, num_tokens(rows), self.beta, metrics, rows.valid_B)
 
 
 @dataclass(slots=True)

@@ -24,6 +24,8 @@ class WeightedCE:
     """Of the whole generation batch, over which the KL is averaged."""
     beta: float
     metrics: Mapping[str, float]
+    valid_B: Tensor | None = None
+    """bool, the rows whose tokens enter the KL; None = all."""
 
     def loss(self, part: MicroBatch) -> ObjectiveLoss:
         """Of a micro-batch; its logits and those of the reference are used only if `beta` is above 0."""
@@ -35,7 +37,10 @@ class WeightedCE:
             return ObjectiveLoss(cross_entropy + zero_of(part), metrics)
         logits = required(part.logits_bTV, "logits", self.name)
         reference = required(part.reference_logits_bTV, "logits of the reference model", self.name)
-        kl = vocabulary_kl(logits, reference, part.mask_bT).sum() / self.tokens
+        mask = part.mask_bT
+        if self.valid_B is not None:
+            mask = mask & self.valid_B.cpu()[part.rows_b.cpu(), None].to(mask.device)
+        kl = vocabulary_kl(logits, reference, mask).sum() / self.tokens
         return ObjectiveLoss(cross_entropy + self.beta * kl, {**metrics, f"{self.name}/kl": kl.item()})
 
 
