@@ -18,7 +18,7 @@ from swift_rlx.scheduler.groups import GroupState, OpenGroup
 from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.scheduler.ready import ReadyGroup, hand_over
 from swift_rlx.scheduler.state import RunState
-from swift_rlx.scheduler.wait_filler import Waiting
+from swift_rlx.scheduler.wait_filler import Waiting, WaitFiller
 from swift_rlx.types import Fate, TrainBatch, TrainGroup
 
 
@@ -29,11 +29,14 @@ class PickUp:
         self._state = state
         self._generation = generation
 
-    def try_pick(self, waited_s: float, waited: bool) -> TrainBatch | None:
-        """A batch for the trainer's current step, or None while it has to wait. Smaller at the end only."""
+    def try_pick(self, waited_s: float, waited: bool, filler: WaitFiller | None = None) -> TrainBatch | None:
+        """A batch for the trainer's current step, or None while it has to wait. Smaller at the end only.
+
+        Without groups where the `filler` lets the trainer take stored ones instead of waiting.
+        """
         state, step = self._state, self._state.version.step
         if state.replay:
-            return self._again(step)
+            return self._again(step, may_fill=filler is not None)
         self._send_back(state.ready.take_expired(step))
         count = state.config.batch_groups
         if state.has_admitted_all and state.book.oldest_not_ready() is None:
@@ -41,6 +44,8 @@ class PickUp:
         picks_left, awaited = state.capacity.picks_left(step), self._awaited()
         available = state.ready.available(state.book.oldest_not_ready())
         if not count or available < count or self._must_wait(step, picks_left, awaited):
+            if filler is not None and not self.is_finished and filler.decide(self.waiting()):
+                return self._leave_to_store(waited_s)
             self._check_progress(step)
             return None
         chosen = state.ready.pick(step, count, picks_left, awaited)
@@ -60,8 +65,7 @@ class PickUp:
             (*(ready.deadline for ready in state.ready.groups()), *self._awaited()),
         )
 
-    def leave_to_store(self, waited_s: float) -> TrainBatch:
-        """A batch without groups, in the place of one that is not ready: the trainer fills it from its store."""
+    def _leave_to_store(self, waited_s: float) -> TrainBatch:
         state = self._state
         unfinished = sum(one.state is not GroupState.READY for one in state.book)
         picked = PickedUp(state.version.step, (), unfinished, waited=True)
@@ -80,9 +84,14 @@ class PickUp:
         # Without such a token it has nothing to lose but what it is going to make.
         return min(young, default=max(live, step)) + bound
 
-    def _again(self, step: int) -> TrainBatch:
+    def _again(self, step: int, may_fill: bool) -> TrainBatch:
         """The batch that the trainer took at this step before the restart."""
         picked = self._state.replay.popleft()
+        if not picked.orders and not may_fill:
+            raise CheckpointError(
+                f"after the checkpoint a stored batch was trained at optimizer step {picked.step} to fill a wait; resume"
+                " with --fill_the_wait true, or move the journal away to go on from the checkpoint alone"
+            )
         if picked.step != step:
             raise CheckpointError(
                 f"the trainer asks for a batch at optimizer step {step}, but after the checkpoint it took the next one"

@@ -155,14 +155,14 @@ class RolloutScheduler:
             while True:
                 self._raise_failure()
                 state.events.train.clear()
-                batch = self._pickup.try_pick(state.clock.now() - begin, waited)
+                batch = self._pickup.try_pick(state.clock.now() - begin, waited, filler)
+                if batch is not None and not batch.groups:
+                    return batch
                 if batch is not None or self._pickup.is_finished:
                     self._has_trained = True
                     if filler is not None:
                         filler.came()
                     return batch
-                if filler is not None and filler.decide(self._pickup.waiting()):
-                    return self._pickup.leave_to_store(state.clock.now() - begin)
                 waited = True
                 await state.events.train.wait()
         finally:

@@ -9,6 +9,7 @@ import pytest
 from journaled_runs import JournaledLife
 from resumed_runs import Life, plan_of
 
+from swift_rlx.errors import CheckpointError
 from swift_rlx.scheduler import generation, pickup, ready, replay, scheduler
 from swift_rlx.scheduler.journal_entries import Dropped, PickedUp
 from swift_rlx.types import Fate
@@ -30,9 +31,9 @@ def plan_to_crash(seed):
     )
 
 
-def crashed(seed):
+def crashed(seed, fills=False):
     """A run that crashes a few times, the first time late, then often soon; and the undisturbed one."""
-    plan, chance = plan_to_crash(seed), random.Random(f"crashes/{seed}")
+    plan, chance = replace(plan_to_crash(seed), fills=fills), random.Random(f"crashes/{seed}")
     undisturbed = Life(plan)
     undisturbed.live([])
     life = JournaledLife(plan, torn=0.3)
@@ -70,6 +71,25 @@ def test_a_crash_at_any_moment_loses_and_repeats_nothing_that_the_journal_kept()
     lives = crash_until(FAST_CRASHES)
     for name, least in (("replayed", 200), ("crashes_in_a_replay", 5), ("resumed_unfinished", 200)):
         assert sum(getattr(life, name) for life in lives) >= least, name
+
+
+def test_stored_batches_that_filled_a_wait_are_trained_again_in_their_place():
+    refilled = 0
+    for seed in range(40):
+        life, undisturbed = crashed(seed, fills=True)
+        check(life, undisturbed)
+        refilled += sum(watch.refilled for watch in life.watches)
+    assert refilled >= 10
+
+
+def test_a_run_that_filled_waits_does_not_resume_without_a_store():
+    life, _ = crashed(0)
+    state = replace(life.checkpoint.state, replay=(PickedUp(life.checkpoint.step, (), 0, True),))
+    life = Life(plan_to_crash(0), checkpoint=replace(life.checkpoint, state=state), starts=9)
+    with pytest.raises(
+        CheckpointError, match=r"a stored batch was trained at optimizer step .* --fill_the_wait"
+    ):
+        life.live([])
 
 
 @pytest.mark.slow

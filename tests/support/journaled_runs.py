@@ -61,6 +61,8 @@ class JournalWatch(Watch):
     made_again: Counter = field(default_factory=Counter)
     repeated: list = field(default_factory=list)
     """What was generated although the journal had it."""
+    refilled: int = 0
+    """Stored batches that were trained again."""
 
     def __post_init__(self):
         self.flying = _Flying(self.sent)
@@ -89,6 +91,13 @@ class JournalWatch(Watch):
             assert held == self.earlier[step, orders], "the same batch, but not as it was"
         self.earlier[batch.step, orders] = held
 
+    def check_fill(self, scheduler, left):
+        if not self.to_replay:
+            super().check_fill(scheduler, left)
+            return
+        self.refilled += 1
+        assert self.to_replay.pop(0) == (self.step, ()), "a stored batch in the place of a fresh one"
+
 
 @dataclass
 class JournaledLife(Life):
@@ -102,6 +111,7 @@ class JournaledLife(Life):
     torn: float = 0.0
     """Share of the crashes that take the last entries with them."""
     last_watch: JournalWatch | None = None
+    watches: list = field(default_factory=list)
 
     def saves(self, chance):
         return self.checkpoint.state is None or chance.random() < 0.1
@@ -135,6 +145,7 @@ class JournaledLife(Life):
 
     def watch(self):
         watch = self.last_watch = JournalWatch(self.plan, earlier=self.earlier, repeated=self.repeated)
+        self.watches.append(watch)
         return watch
 
     def options(self, watch):

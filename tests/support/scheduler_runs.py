@@ -279,8 +279,7 @@ async def _run(plan: Plan, watch: Watch) -> None:
     for when, number in plan.deaths:
         loop.call_later(when, backends[number].die)
     async with scheduler:
-        filler = WaitFiller(config, LoopClock()) if plan.fills else None
-        training = asyncio.ensure_future(train_all(plan, scheduler, watch, filler=filler))
+        training = asyncio.ensure_future(train_all(plan, scheduler, watch))
         await asyncio.wait([training], timeout=LONGEST_S)
         assert training.done(), f"the run has not ended after {LONGEST_S:g} s"
         training.result()
@@ -302,9 +301,10 @@ def scorer(plan):
     return score
 
 
-async def train_all(plan, scheduler, watch, begin=0, save=lambda step, before, after: None, filler=None):
+async def train_all(plan, scheduler, watch, begin=0, save=lambda step, before, after: None):
     """Train until the prompts have ended. `save` gets snapshots from before and after each step's weights."""
     config, step, published, is_over = plan.config, begin, begin, False
+    filler = WaitFiller(config, LoopClock()) if plan.fills else None
     while not is_over:
         picked = 0
         for number in range(config.batches_per_step if step % config.steps_per_batch == 0 else 0):
