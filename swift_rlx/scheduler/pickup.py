@@ -18,7 +18,7 @@ from swift_rlx.scheduler.groups import GroupState, OpenGroup
 from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.scheduler.ready import ReadyGroup, hand_over
 from swift_rlx.scheduler.state import RunState
-from swift_rlx.scheduler.wait_filler import Waiting, WaitFiller
+from swift_rlx.scheduler.wait_filler import WaitFiller, Waiting
 from swift_rlx.types import Fate, TrainBatch, TrainGroup
 
 
@@ -89,8 +89,8 @@ class PickUp:
         picked = self._state.replay.popleft()
         if not picked.orders and not may_fill:
             raise CheckpointError(
-                f"after the checkpoint a stored batch was trained at optimizer step {picked.step} to fill a wait; resume"
-                " with --fill_the_wait true, or move the journal away to go on from the checkpoint alone"
+                f"after the checkpoint a stored batch was trained at optimizer step {picked.step} to fill a wait;"
+                " resume with --fill_the_wait true, or move the journal away to go on from the checkpoint alone"
             )
         if picked.step != step:
             raise CheckpointError(
