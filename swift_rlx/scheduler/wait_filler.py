@@ -9,8 +9,9 @@ allowed if
 2. no group goes over age as a whole: for L = 0, 1, 2, ..., of the groups that are ready or being made again at most
    (left + L * batches_per_step) * batch_groups have to be picked up within L steps.
 
-Groups that are being made count in 1 with every step since they began, whether or not they had a token in each. What
-a stored batch trains is counted apart.
+Groups that are being made count in 1 with every step since they began, whether or not they had a token in each. After
+`max_in_a_row` stored batches the trainer waits for a fresh one in any case: weights that are published again and again
+keep workers from generating. What a stored batch trains is counted apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from swift_rlx.clock import Clock
+from swift_rlx.errors import ConfigError
 from swift_rlx.scheduler.config import RolloutConfig
 
 
@@ -30,6 +32,7 @@ class FillVerdict(enum.Enum):
     NOTHING_STORED = "nothing stored"
     TOKENS_WOULD_AGE = "tokens would go over age"
     GROUPS_WOULD_AGE = "groups would go over age"
+    ENOUGH = "enough in a row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,12 @@ class FillCounts:
 class WaitFiller:
     """Decides for one trainer. `has_stored`: set by the trainer, whether the store has a batch that may train."""
 
-    def __init__(self, config: RolloutConfig, clock: Clock) -> None:
+    def __init__(self, config: RolloutConfig, clock: Clock, max_in_a_row: int = 8) -> None:
+        if max_in_a_row < 1:
+            raise ConfigError(f"max_in_a_row {max_in_a_row} is refused: it must be at least 1")
         self.has_stored = False
+        self._max_in_a_row = max_in_a_row
+        self._in_a_row = 0
         self._config = config
         self._clock = clock
         self._batches = 0
@@ -76,6 +83,8 @@ class WaitFiller:
         config, left = self._config, max(waiting.picks_left - 1, 0)
         if not self.has_stored:
             return FillVerdict.NOTHING_STORED
+        if self._in_a_row >= self._max_in_a_row:
+            return FillVerdict.ENOUGH
         at_the_bound = sum(config.level(one, waiting.step) <= 0 for one in waiting.token_deadlines)
         if at_the_bound > left * config.batch_groups:
             return FillVerdict.TOKENS_WOULD_AGE
@@ -99,11 +108,13 @@ class WaitFiller:
         if self._last is not FillVerdict.FILL:
             return False
         self._batches += 1
+        self._in_a_row += 1
         self._filled_at = self._clock.now()
         return True
 
     def came(self) -> None:
         """A fresh batch is there; where it had to be waited for, the last verdict is counted."""
+        self._in_a_row = 0
         if self._last is not None:
             self._refused[self._last] += 1
 

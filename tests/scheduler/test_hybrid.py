@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_rlx.errors import CheckpointError, ConfigError, SchedulingError
@@ -33,6 +33,7 @@ def test_twelve_batches(ratio, expected):
     assert letters(HybridSchedule(ratio), 12) == expected
 
 
+@settings(max_examples=50, deadline=None)
 @given(ratios, st.integers(0, 2000))
 def test_every_beginning_has_its_share(ratio, count):
     """As near as whole batches come: stored ones are the ratio of all, rounded down."""
@@ -41,12 +42,14 @@ def test_every_beginning_has_its_share(ratio, count):
     assert ratio * count - 1 < stored <= ratio * count + 1e-6
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 30))
 def test_one_batch_in_n_is_fresh_and_it_is_the_first(every, rounds):
     schedule = HybridSchedule(offline_ratio(None, every))
     assert letters(schedule, every * rounds) == ("N" + "F" * (every - 1)) * rounds
 
 
+@settings(max_examples=50, deadline=None)
 @given(ratios, st.lists(st.booleans(), max_size=60), st.integers(0, 60))
 def test_a_resumed_schedule_goes_on_as_if_nothing_had_happened(ratio, available, cut):
     ratio = min(ratio, 0.99)
@@ -60,6 +63,7 @@ def test_a_resumed_schedule_goes_on_as_if_nothing_had_happened(ratio, available,
     assert second.state == whole.state
 
 
+@settings(max_examples=50, deadline=None)
 @given(ratios, st.lists(st.booleans(), max_size=60))
 def test_what_the_store_lacks_is_fresh_and_is_not_made_up_for(ratio, available):
     ratio = min(ratio, 0.99)
@@ -151,6 +155,7 @@ def test_without_a_limit_everything_trains_again():
     assert ledger.allows("a")
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=6), max_size=8), st.integers(0, 8))
 def test_counts_survive_a_restart(batches, cut):
     whole, first = ReuseLedger(None), ReuseLedger(None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_runs import random_plan, run_and_check
 
+from swift_rlx.errors import ConfigError
 from swift_rlx.scheduler import FillVerdict, RolloutConfig, WaitFiller
 from swift_rlx.scheduler.wait_filler import Waiting
 
@@ -93,6 +94,7 @@ def by_trying(config, waiting):
 deadlines = st.lists(st.integers(0, 9), max_size=12)
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     deadlines,
     deadlines,
@@ -111,12 +113,27 @@ def test_it_is_allowed_exactly_where_everything_still_fits(tokens, groups, shape
     assert allowed == by_trying(made._config, waiting)
 
 
+@settings(max_examples=50, deadline=None)
 @given(deadlines, deadlines, st.integers(1, 3))
 def test_fewer_groups_never_turn_a_yes_into_a_no(tokens, groups, picks_left):
     made = filler(batches_per_step=3)
     more = Waiting(0, picks_left, tuple(tokens), tuple(groups))
     fewer = Waiting(0, picks_left, tuple(tokens[1:]), tuple(groups[1:]))
     assert made.verdict(more) is not FILL or made.verdict(fewer) is FILL
+
+
+def test_after_some_in_a_row_the_trainer_waits_for_a_fresh_batch():
+    made = WaitFiller(RolloutConfig(batch_groups=2), HandClock(), max_in_a_row=2)
+    made.has_stored = True
+    for expected in (True, True, False):
+        made.asked()
+        assert made.decide(Waiting(5, 1)) is expected
+    made.came()
+    made.asked()
+    assert made.decide(Waiting(5, 1))
+    assert made.counts.refused == {FillVerdict.ENOUGH: 1}
+    with pytest.raises(ConfigError, match="max_in_a_row 0 is refused"):
+        WaitFiller(RolloutConfig(batch_groups=2), HandClock(), max_in_a_row=0)
 
 
 def test_what_was_filled_is_counted_apart_with_its_time():

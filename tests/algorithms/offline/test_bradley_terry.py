@@ -93,7 +93,7 @@ def wins_of(seed, size):
     return wins.fill_diagonal_(0.0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 7), st.floats(0.01, 2.0))
 def test_equals_another_optimizer(seed, size, ridge):
     wins = wins_of(seed, size)
@@ -107,7 +107,7 @@ def test_equals_another_optimizer(seed, size, ridge):
     np.testing.assert_allclose(theta(wins, ridge).numpy(), best.x, atol=2e-6)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 7), st.randoms())
 def test_a_permutation_of_completions_permutes_the_scores(seed, size, random):
     wins, order = wins_of(seed, size), list(range(size))

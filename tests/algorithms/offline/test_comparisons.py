@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
@@ -58,6 +58,7 @@ def test_a_completion_without_a_score_is_compared_with_nobody():
     assert choose_pairs(tensor([1.0, math.nan, 3.0])) == [(0, 2)]
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=0, max_size=24))
 def test_comparisons_connect_all_completions_and_are_enough(scores):
     pairs = choose_pairs(tensor(scores, dtype=F64))

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 from torch.nn.functional import cross_entropy
@@ -82,6 +82,7 @@ def test_one_candidate_is_fine_tuning_on_it():
     torch.testing.assert_close(loss, cross_entropy(LOGITS, CANDIDATES[0], reduction="sum"))
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-30, 30), min_size=2, max_size=6), st.floats(-1e6, 1e6), st.floats(0.1, 5))
 def test_a_constant_added_to_a_prompt_changes_nothing(advantages, shift, tau):
     ids, valid = torch.zeros(len(advantages), dtype=torch.long), torch.ones(len(advantages), dtype=torch.bool)
