@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fill-the-wait",
         "--fill_the_wait",
         action="store_true",
-        help="keep what was trained, and train on it while no fresh batch is ready and nothing goes over age by it",
+        help="keep what was trained, and add it to a step while no fresh batch is ready",
     )
     add("--publish-s", type=float, default=0.0, help="applying weights on a worker (default %(default)s)")
     add("--score-s", type=float, default=0.0, help="scoring a group (default %(default)s)")

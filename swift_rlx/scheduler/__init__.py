@@ -11,13 +11,12 @@ from swift_rlx.scheduler.scoring import GroupRejected
 from swift_rlx.scheduler.state_file import load_state, save_state
 from swift_rlx.scheduler.statistics import Statistics
 from swift_rlx.scheduler.threaded import RolloutThread
-from swift_rlx.scheduler.wait_filler import FillCounts, FillVerdict, WaitFiller
+from swift_rlx.scheduler.wait_filler import FillCounts, WaitFiller
 
 __all__ = [
     "MAX_REUSE",
     "BatchSource",
     "FillCounts",
-    "FillVerdict",
     "GroupEnd",
     "GroupOutcome",
     "GroupRejected",

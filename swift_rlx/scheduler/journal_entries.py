@@ -49,7 +49,7 @@ class Dropped:
 @dataclass(frozen=True, slots=True)
 class PickedUp:
     """The trainer took a batch at optimizer step `step`: the groups with these numbers, in this order; none where it
-    trained on a stored batch instead of waiting.
+    took a stored batch instead of waiting.
 
     `unfinished`: how many others were not ready then; `waited`: whether the trainer had to wait for it.
     """

@@ -14,11 +14,11 @@ import numpy as np
 from swift_rlx.errors import CheckpointError, SchedulingError
 from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome
 from swift_rlx.scheduler.generation import Generation
-from swift_rlx.scheduler.groups import GroupState, OpenGroup
+from swift_rlx.scheduler.groups import GroupState
 from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.scheduler.ready import ReadyGroup, hand_over
 from swift_rlx.scheduler.state import RunState
-from swift_rlx.scheduler.wait_filler import WaitFiller, Waiting
+from swift_rlx.scheduler.wait_filler import WaitFiller
 from swift_rlx.types import Fate, TrainBatch, TrainGroup
 
 
@@ -44,45 +44,24 @@ class PickUp:
         picks_left, awaited = state.capacity.picks_left(step), self._awaited()
         available = state.ready.available(state.book.oldest_not_ready())
         if not count or available < count or self._must_wait(step, picks_left, awaited):
-            if filler is not None and not self.is_finished and filler.decide(self.waiting()):
+            if filler is not None and not self.is_finished and filler.decide():
                 return self._leave_to_store(waited_s)
             self._check_progress(step)
             return None
         chosen = state.ready.pick(step, count, picks_left, awaited)
         orders = tuple(ready.group.order for ready in chosen)
         unfinished = sum(one.state is not GroupState.READY for one in state.book)
-        picked = PickedUp(step, orders, unfinished, waited)
+        has_filled = filler is not None and filler.has_filled  # it would have waited otherwise
+        picked = PickedUp(step, orders, unfinished, waited or has_filled)
         state.note(picked)
         return self._hand_over(chosen, picked, waited_s)
 
-    def waiting(self) -> Waiting:
-        """What the trainer waits for, where `try_pick` has no batch for it."""
-        state, step = self._state, self._state.version.step
-        return Waiting(
-            step,
-            state.capacity.picks_left(step) + 1,
-            tuple(self._first_deadline(group, step) for group in state.book),
-            (*(ready.deadline for ready in state.ready.groups()), *self._awaited()),
-        )
-
     def _leave_to_store(self, waited_s: float) -> TrainBatch:
-        state = self._state
-        unfinished = sum(one.state is not GroupState.READY for one in state.book)
-        picked = PickedUp(state.version.step, (), unfinished, waited=True)
-        state.note(picked)
-        return self._hand_over([], picked, waited_s)
-
-    def _first_deadline(self, group: OpenGroup, step: int) -> int:
-        """Last step at which the group's oldest token that is within the bound at `step` trains."""
-        live, bound = self._state.live.step, self._state.config.max_staleness
-        if group.state is GroupState.GENERATING:
-            begun = live if group.start_step is None else group.start_step
-            young = range(max(begun, step - bound), live + 1)
-        else:
-            made = (steps for one in group.completions.values() for steps in one.sampled_steps.tolist())
-            young = [steps for steps in made if steps + bound >= step]
-        # Without such a token it has nothing to lose but what it is going to make.
-        return min(young, default=max(live, step)) + bound
+        """A batch without groups, which changes nothing but the journal: the step goes on."""
+        step = self._state.version.step
+        unfinished = sum(one.state is not GroupState.READY for one in self._state.book)
+        self._state.note(PickedUp(step, (), unfinished, waited=True))
+        return TrainBatch(step, (), waited_s)
 
     def _again(self, step: int, may_fill: bool) -> TrainBatch:
         """The batch that the trainer took at this step before the restart."""
@@ -98,6 +77,8 @@ class PickUp:
                 f" at step {picked.step}; resume with the settings that the checkpoint was made with, or move the"
                 " journal away to go on from the checkpoint alone"
             )
+        if not picked.orders:
+            return TrainBatch(step, ())
         return self._hand_over(self._state.ready.take(picked.orders), picked, waited_s=0.0)
 
     def _hand_over(self, chosen: list[ReadyGroup], picked: PickedUp, waited_s: float) -> TrainBatch:

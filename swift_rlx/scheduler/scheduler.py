@@ -139,8 +139,8 @@ class RolloutScheduler:
     async def next_batch(self, filler: WaitFiller | None = None) -> TrainBatch | None:
         """The groups to train on at the trainer's current step, or None when all prompts have ended.
 
-        With a `filler` it may be a batch without groups, where none is ready: the trainer then trains on stored groups
-        as on any batch, counts it as one of the step's pick-ups, and publishes after the step as always.
+        With a `filler` it may be a batch without groups, where none is ready: the trainer then adds the gradient of
+        stored groups to that of the step and asks again; it is none of the step's pick-ups (`wait_filler.py`).
 
         Raises the error of whatever part of the pipeline failed, and `BackendTimeout` where the first batch
         takes longer than `warm_up_limit_s`.

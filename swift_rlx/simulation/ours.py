@@ -55,23 +55,22 @@ async def _run(setting: Setting) -> tuple[Outcome, Statistics]:
             tally.lost(end.group.prompt.index, tokens)
 
     config = setting.rollout_config()
-    filler, store = WaitFiller(config, clock), UntrainedStore(config.batch_groups)
+    filler, store = WaitFiller(clock), UntrainedStore(setting.fill_groups)
     scheduler = RolloutScheduler(config, backends, prompts, score, on_end=on_end)
     async with scheduler:
-        while tally.fresh_steps < setting.steps:
-            stored = 0
+        for _ in range(setting.steps):
             for _ in range(setting.batches_per_step):
-                filler.has_stored = setting.fill_the_wait and store.has_batch
-                batch = await scheduler.next_batch(filler)
-                assert batch is not None  # the source is endless
-                if batch.groups:
-                    _count(tally, batch, store if setting.fill_the_wait else None)
-                else:
-                    stored += 1
-                    for index, tokens in store.take_batch():
-                        tally.trained_stored(index, tokens)
+                while True:
+                    filler.has_stored = setting.fill_the_wait and store.has_batch
+                    batch = await scheduler.next_batch(filler)
+                    assert batch is not None  # the source is endless
+                    if batch.groups:
+                        break
+                    tally.filled(store.take_batch())
+                    await clock.sleep(setting.train_s * setting.fill_groups / setting.batch_groups)
+                _count(tally, batch, store if setting.fill_the_wait else None)
                 await clock.sleep(setting.train_s / setting.batches_per_step)
-            tally.step(clock.now(), 1 - stored / setting.batches_per_step)
+            tally.step(clock.now())
             scheduler.publish(None)
         ledger = scheduler.ledger
         tally.lost(None, ledger.tokens(Fate.CUT) + ledger.tokens(Fate.FAILED))

@@ -12,7 +12,7 @@ class Outcome:
     """Shares are of the tokens whose fate is decided: of groups in flight at the end nothing is counted."""
 
     steps_per_h: float
-    """On fresh groups; of a step with batches from the store the fresh part."""
+    """Optimizer steps; each has its fresh batches, whatever the store added to it."""
     trainer_busy: float
     """Training over wall time, after the warm-up, on whatever."""
     in_mask: float
@@ -31,6 +31,7 @@ class Outcome:
     """Of fresh tokens, as is the next."""
     max_staleness: int
     stored_steps_per_h: float = 0.0
+    """What the store added, in steps of as many groups as a step has fresh ones."""
     stored: float = 0.0
     """Share of tokens that are over age and in a store."""
     from_store: float = 0.0
@@ -55,33 +56,29 @@ class Tally:
         self._setting = setting
         self._tail_from_s = setting.tail_latency_s()
         self._ends: list[float] = []
-        self._fresh: list[float] = []
-        self._stored = self._from_store = self._tail_from_store = 0
+        self._stored_groups: list[int] = []
+        self._stored = self._from_store = self._tail_from_store = self._filled = 0
         self._groups = self._tail_groups = 0
         self._trained = self._over_age = self._lost = self._over_bound = 0
         self._tail_trained = self._tail_tokens = 0
         self._age_sum = 0
         self._max_age = 0
 
-    @property
-    def fresh_steps(self) -> float:
-        """Steps so far, of each its fresh part."""
-        return sum(self._fresh)
-
-    def step(self, end_s: float, fresh: float = 1.0) -> None:
-        """A training step ended, of whose batches the share `fresh` was fresh and the rest from the store."""
+    def step(self, end_s: float) -> None:
+        """A training step ended."""
         self._ends.append(end_s)
-        self._fresh.append(fresh)
+        self._stored_groups.append(self._filled)
+        self._filled = 0
 
     def stored(self, tokens: int) -> None:
         """Tokens over age went into the store with their answers."""
         self._stored += tokens
 
-    def trained_stored(self, index: int, tokens: int) -> None:
-        """Tokens of a group trained from the store that had not trained before."""
-        self._from_store += tokens
-        if self._is_tail(index):
-            self._tail_from_store += tokens
+    def filled(self, groups: list[tuple[int, int]]) -> None:
+        """Groups from the store were added to the step: of each the prompt, and its tokens that had not trained."""
+        self._filled += len(groups)
+        self._from_store += sum(tokens for _, tokens in groups)
+        self._tail_from_store += sum(tokens for index, tokens in groups if self._is_tail(index))
 
     def trained(self, index: int, tokens_by_age: dict[int, int], over_age: int) -> None:
         """A group was trained: tokens in the mask by age in steps, and those that left it."""
@@ -107,12 +104,12 @@ class Tally:
         """After the last step."""
         wall = self._ends[-1] - self._ends[WARM_UP_STEPS - 1]
         steps = len(self._ends) - WARM_UP_STEPS
-        fresh = sum(self._fresh[WARM_UP_STEPS:])
+        stored = sum(self._stored_groups[WARM_UP_STEPS:]) / self._setting.batch_groups
         decided = max(self._trained + self._over_age + self._lost, 1)
         trained = max(self._trained, 1)
         return Outcome(
-            steps_per_h=fresh / wall * 3600,
-            trainer_busy=steps * self._setting.train_s / wall,
+            steps_per_h=steps / wall * 3600,
+            trainer_busy=(steps + stored) * self._setting.train_s / wall,
             in_mask=self._trained / decided,
             tail_in_mask=self._tail_trained / max(self._tail_tokens, 1),
             over_age=self._over_age / decided,
@@ -121,7 +118,7 @@ class Tally:
             tail_share=self._tail_groups / max(self._groups, 1),
             mean_staleness=self._age_sum / trained,
             max_staleness=self._max_age,
-            stored_steps_per_h=(steps - fresh) / wall * 3600,
+            stored_steps_per_h=stored / wall * 3600,
             stored=self._stored / decided,
             from_store=self._from_store / decided,
             tail_from_store=self._tail_from_store / max(self._tail_tokens, 1),

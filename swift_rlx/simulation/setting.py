@@ -40,7 +40,8 @@ class Setting:
     train_order: TrainOrder = TrainOrder.COMPLETION
     shape_capacity: bool = True
     fill_the_wait: bool = False
-    """Keep what was trained in a store, and train on it while no fresh batch is ready (`wait_filler.py`)."""
+    """Keep what was trained in a store, and add stored groups to a step while no fresh batch is ready
+    (`wait_filler.py`)."""
     reserved_share: float = 0.0
     """Share of the slots kept for prompts known to be among the slowest; above 0, every length is known before."""
     seed: int = 0
@@ -66,6 +67,11 @@ class Setting:
                 f"steps {self.steps} is refused: it must exceed the {WARM_UP_STEPS} of the warm-up"
             )
         self.rollout_config()
+
+    @property
+    def fill_groups(self) -> int:
+        """Groups of a stored batch that fills a wait: an eighth of a fresh one, at least one group."""
+        return max(self.batch_groups // self.batches_per_step // 8, 1)
 
     @property
     def latency(self) -> LogNormalLatency:

@@ -115,15 +115,21 @@ def test_waits_are_filled_with_stored_batches_and_counted_apart():
     assert both == pytest.approx(3600 * filled.trainer_busy, rel=1e-9)  # a step takes a second
 
 
-def test_filling_costs_no_fresh_token_its_training():
-    plain, filled = simulate(SCARCE), simulate(replace(SCARCE, fill_the_wait=True))
-    assert filled.over_age <= plain.over_age + 0.01
+@pytest.mark.parametrize("picks", [1, 4])
+def test_filling_makes_no_token_older_and_costs_little_of_the_rate(picks):
+    setting = replace(BASE, train_s=20.0, sigma=1.0, steps=60, batches_per_step=picks)
+    plain, filled = simulate(setting), simulate(replace(setting, fill_the_wait=True))
+    assert filled.steps_per_h > 0.93 * plain.steps_per_h
+    assert filled.over_age <= plain.over_age
+    assert filled.max_staleness <= 2
+    assert filled.stored == filled.over_age
 
 
-def test_without_room_for_another_pick_up_nothing_is_filled():
-    """One pick-up a step and a bound of 1: some answer always has a token at the bound."""
-    setting = replace(CONSTANT, slots=24, max_staleness=1, sigma=1.0, fill_the_wait=True)
-    assert simulate(setting).stored_steps_per_h == 0
+def test_long_answers_train_whole_where_the_store_has_what_was_over_age():
+    setting = replace(BASE, train_s=20.0, sigma=1.3, steps=60, fill_the_wait=True)
+    seen = simulate(setting)
+    assert seen.tail_in_mask < 0.2
+    assert seen.tail_in_mask + seen.tail_from_store > 0.9
 
 
 def test_what_was_over_age_trains_from_the_store_first():

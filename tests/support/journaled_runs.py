@@ -91,12 +91,11 @@ class JournalWatch(Watch):
             assert held == self.earlier[step, orders], "the same batch, but not as it was"
         self.earlier[batch.step, orders] = held
 
-    def check_fill(self, scheduler, left):
-        if not self.to_replay:
-            super().check_fill(scheduler, left)
-            return
-        self.refilled += 1
-        assert self.to_replay.pop(0) == (self.step, ()), "a stored batch in the place of a fresh one"
+    def check_fill(self, scheduler, batch):
+        super().check_fill(scheduler, batch)
+        if self.to_replay:
+            self.refilled += 1
+            assert self.to_replay.pop(0) == (batch.step, ()), "a stored batch in the place of a fresh one"
 
 
 @dataclass
