@@ -85,7 +85,4 @@ def test_the_tables_are_what_the_simulator_gives(monkeypatch):
                     outcome.tail_in_mask,
                 )
             ),
-            f"{outcome.stored_steps_per_h:.1f}",
-            f"{outcome.from_store:.1%}".replace("%", " %"),
-            f"{outcome.tail_from_store:.1%}".replace("%", " %"),
         ]
