@@ -22,6 +22,10 @@ RULES: dict[str, Callable[[Setting], Outcome]] = {
     **{name: partial(simulate_peer, rule) for name, rule in PEERS.items()},
     OURS: simulate,
     "swift-rlx, 8 pick-ups a step": lambda setting: simulate(replace(setting, batches_per_step=8)),
+    "swift-rlx, fill the wait": lambda setting: simulate(replace(setting, fill_the_wait=True)),
+    "swift-rlx, 8 pick-ups, fill": lambda setting: simulate(
+        replace(setting, batches_per_step=8, fill_the_wait=True)
+    ),
     "swift-rlx, no shaping": lambda setting: simulate(replace(setting, shape_capacity=False)),
     "swift-rlx, pin": lambda setting: simulate(replace(setting, weight_update=WeightUpdate.PIN)),
     "swift-rlx, admission order": lambda setting: simulate(

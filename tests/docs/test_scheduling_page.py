@@ -63,6 +63,21 @@ def test_the_table_of_the_corner_repeats_the_rules_beside_their_ceilings():
     assert len(corner) == 2 * len(CASES) + 1
 
 
+def test_the_table_with_a_store_repeats_the_rules():
+    """Cells 2, 3, 4, 6 to 9 are those of the rule's row; the verdict follows from them."""
+    (filled,) = [table for table in tables(read("en", "scheduling")) if "from the store" in table[0]]
+    rules = {"1": "swift-rlx, fill the wait", "8": "swift-rlx, 8 pick-ups, fill"}
+    assert len(filled) == 2 * len(CASES) + 1
+    for number, row in enumerate(filled[1:]):
+        train_s, sigma = CASES[number // 2]
+        rule = _compared("en")[number // 2][rules[row[1]]]
+        assert row[0] == f"{train_s:g} s, {sigma:g}"
+        assert [row[at] for at in (2, 3, 4, 6, 7, 8, 9)] == [rule[at] for at in (1, 10, 2, 5, 11, 9, 12)]
+        fast, kept = float(row[2].split()[0]) >= 95, float(row[5].split()[0]) < 5
+        long_ones = sum(float(row[at].split()[0]) for at in (8, 9)) >= 50
+        assert (row[10] == "reached") == (fast and kept and long_ones)
+
+
 @pytest.mark.slow
 def test_the_tables_are_what_the_simulator_gives(monkeypatch):
     monkeypatch.setattr("swift_rlx.simulation.tables.CASES", CASES[3:4])
@@ -86,4 +101,7 @@ def test_the_tables_are_what_the_simulator_gives(monkeypatch):
                     outcome.tail_in_mask,
                 )
             ),
+            f"{outcome.stored_steps_per_h:.1f}",
+            f"{outcome.from_store:.1%}".replace("%", " %"),
+            f"{outcome.tail_from_store:.1%}".replace("%", " %"),
         ]

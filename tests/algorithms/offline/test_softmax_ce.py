@@ -113,7 +113,7 @@ def test_a_correction_for_another_sampler_is_added_to_the_exponent():
 
 
 @pytest.mark.parametrize(
-    ("group_size", "pinned"), [(2, (0.9757, 0.554)), (3, (0.9887, 0.381)), (4, (0.9936, 0.290))]
+    ("group_size", "pinned"), [(2, (0.97568, 0.55370)), (3, (0.98871, 0.38148)), (4, (0.99358, 0.29034))]
 )
 def test_more_candidates_come_nearer_to_the_optimum_of_the_regularized_reward(toy_policy, group_size, pinned):
     """Exact expectation over candidates of the reference; the target is pi* ~ reference * exp(R)."""
@@ -133,7 +133,7 @@ def test_more_candidates_come_nearer_to_the_optimum_of_the_regularized_reward(to
     got = toy_policy.gradient(-(of_group * weights * toy_policy.logprobs().sum(1)[groups]).sum())
     cosine = torch.cosine_similarity(got, true, dim=0).item()
     error = ((got - true).norm() / true.norm()).item()
-    assert (cosine, error) == (pytest.approx(pinned[0], abs=1e-4), pytest.approx(pinned[1], abs=1e-3))
+    assert (cosine, error) == (pytest.approx(pinned[0], abs=1e-5), pytest.approx(pinned[1], abs=1e-5))
 
 
 def rows_of(scores, ids):
