@@ -73,16 +73,32 @@ def service() -> Iterator[Replaced]:
 
 
 def test_a_served_reward_is_replaced_without_a_stop_and_both_versions_are_seen(
-    service: Replaced, tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+    service: Replaced,
+    tiny_model: Path,
+    write_rows: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address = f"{service.url}/helpful@v3,v4"
+    picked_up = pipeline_runs.PickedUp(monkeypatch)
     trainer = pipeline_runs.train(
-        tiny_model, write_rows(24), tmp_path / "out", reward_funcs=[address], max_steps=8
+        tiny_model,
+        write_rows(24),
+        tmp_path / "out",
+        reward_funcs=[address],
+        reward_version_change="rescore",
+        max_steps=8,
     )
 
     assert trainer.state.global_step == 8
     assert service.served == sorted(service.served), "never back to the version before"
     assert set(service.served) == {"v3", "v4"}
+    versions = [batch.versions["helpful"] for batch in picked_up.batches]
+    assert versions == sorted(versions)
+    assert set(versions) == {"v3", "v4"}, "both trained"
+    for batch, version in zip(picked_up.batches, versions, strict=True):
+        scores = [row.rewards[0] for row in batch.rows if not row.is_filler]
+        assert all((score >= 100) == (version == "v4") for score in scores), "no mixed batch"
     means = [
         line["reward/helpful/mean"]
         for line in runs.log_lines(tmp_path / "out")
