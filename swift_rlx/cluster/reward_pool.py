@@ -24,7 +24,8 @@ class RewardPool:
     """`size` calls at a time. Used from one asyncio loop.
 
     A process is started when a call finds none idle, and one that was killed is replaced at once, so that there are as
-    many again. `environment` is laid over the trainer's.
+    many again. `environment` is laid over the trainer's. `rewards`: how many share the pool; of `size` places at least
+    as many, no reward takes the last place of another, so that one that hangs keeps nobody else waiting.
     """
 
     def __init__(
@@ -32,11 +33,14 @@ class RewardPool:
         size: int,
         environment: Mapping[str, str] | None = None,
         start_limit_s: float = START_LIMIT_S,
+        rewards: int = 1,
     ) -> None:
         self.size = size
         self._environment = {"OMP_NUM_THREADS": "1", **(environment or {})}
         self._start_limit_s = start_limit_s
         self._places = asyncio.Semaphore(size)
+        self._share = max(size - rewards + 1, 1)
+        self._shares: dict[str, asyncio.Semaphore] = {}
         self._idle: list[RewardProcess] = []
         self._busy: set[RewardProcess] = set()
         self._is_closing = False
@@ -51,7 +55,8 @@ class RewardPool:
 
         Raises `CannotLoad`, and `BackendRejected` for arguments that are no plain data.
         """
-        async with self._process() as process:
+        share = self._shares.setdefault(name, asyncio.Semaphore(self._share))
+        async with share, self._process() as process:
             failure = await self._load(process, name, origin)
             if failure is not None:
                 return Outcome(failure=failure)

@@ -25,7 +25,7 @@ class RewardFields:
         default=None,
         metadata={
             "help": "[swift-rlx] Processes in which synchronous rewards score, at most. Default: a quarter of the"
-            " cores, from 2 to 8."
+            " cores, from 2 to 8, and at least one for each reward."
         },
     )
     reward_devices: str | None = field(

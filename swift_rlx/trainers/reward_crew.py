@@ -126,7 +126,8 @@ class RewardCrew:
         self.on_error = on_error
         self.loop = RewardLoop()
         environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
-        self.pool = RewardPool(workers or default_workers(), environment)
+        size = workers or max(default_workers(), len(rewards))
+        self.pool = RewardPool(size, environment, rewards=len(rewards))
         self._watch = AlarmWatch()
         self._open = ExitStack()
         self._is_watching = False
@@ -184,5 +185,5 @@ class RewardCrew:
 
 
 def default_workers() -> int:
-    """A quarter of the cores, from 2 to 8: with one, everybody would wait for a row that hangs."""
+    """A quarter of the cores, from 2 to 8: with one, all rows would wait for one that hangs."""
     return max(2, min(8, len(os.sched_getaffinity(0)) // 4))
