@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def digest_of_source(target: Any) -> str:
     except (TypeError, OSError):
         try:
             data = inspect.getsource(code).encode()
-        except (TypeError, OSError):
+        except (TypeError, OSError, SyntaxError, tokenize.TokenError):  # a name that is another file's
             return ""
     return f"code:{hashlib.sha256(data).hexdigest()[:12]}"
 

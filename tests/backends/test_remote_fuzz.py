@@ -109,7 +109,7 @@ def damaged(value: Any, chance: random.Random) -> bytes:
         elif kind == 1 and isinstance(container, list):
             container.insert(key, copy.deepcopy(container[key]))
         else:
-            container[key] = chance.choice(JUNK)
+            container[key] = copy.deepcopy(chance.choice(JUNK))
         if not value:
             return b"{}"
     body = bytearray(written(value))

@@ -52,8 +52,8 @@ def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             *("reward", "serve", "--reward", "odd", "--version", "v3", "--port", "0", "--workers", "2"),
             *("--batch-limit-s", "3", "--external-plugins", str(tmp_path / "odd_rewards.py")),
         ],
-        env=os.environ
-        | {"SWIFT_RLX_REWARD_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        env=os.environ | {"SWIFT_RLX_REWARD_TOKEN": TOKEN},
+        cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -5,6 +5,7 @@ trainer outlives `swift rlhf`, as one that was built in a script does.
 """
 
 import atexit
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -17,7 +18,11 @@ HELD: list[Any] = []
 
 
 def thread_names() -> list[str]:
-    return sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends while it is looked at
+            names.append(path.read_text().strip())
+    return sorted(names)
 
 
 def write(moment: str) -> None:
