@@ -66,7 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two_ranks(rlhf_type: str, tiny_model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the user's command, from a file of options; with what `group_witness` wrote."""
     folder = tmp_path_factory.mktemp("two")
-    config = folder / "config.yaml"
+    config = tmp_path_factory.mktemp("options") / "config.yaml"  # ms-swift copies it into its output
     given = runs.arguments(
         tiny_model,
         data,
