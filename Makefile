@@ -90,7 +90,7 @@ environment-test:
 
 environment-test-old:
 	@$(PYTHON) .ci/environment.py .venv-test-4.5.3 --constraints $(CONSTRAINTS_OLD) \
-		--extras dev,math
+		--extras dev,math,serve
 
 # The CPU build requires torchvision and the like, whose wheels of the index may be for a GPU and then break the import
 # of transformers; and, through xgrammar, a gigabyte of triton, which it does not use.
