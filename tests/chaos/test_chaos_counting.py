@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,10 @@ def test_what_a_run_leaves_behind_is_found_by_its_mark_and_by_its_session() -> N
         assert run.stdout is not None
         name, unmarked = run.stdout.readline().split()
         segment = Path("/dev/shm", name)
-        assert traces.look().keys() == {run.pid, int(unmarked)}
+        both, deadline = {run.pid, int(unmarked)}, time.monotonic() + 10
+        while (found := traces.look().keys()) != both and time.monotonic() < deadline:
+            time.sleep(0.01)  # the second one is still becoming another program
+        assert found == both
         assert len(traces.left(0.0)) == 3
         run.kill()
     assert traces.left(0.0) == [f"process {unmarked}: sleep 600 ", str(segment)]
