@@ -120,7 +120,7 @@ def test_a_stopped_process_of_vllm_is_missed_within_seconds_and_the_worker_comes
             noticed_s = time.monotonic() - stopped
             answer = None
             while answer is None:
-                with contextlib.suppress(WorkerAbsent):
+                with contextlib.suppress(WorkerAbsent, WorkerDied):  # dying, or gone
                     await worker.health()
                     answer = await worker.generate(
                         replace(request("r2", max_tokens=450), prefix=joined(told))
