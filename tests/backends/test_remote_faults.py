@@ -247,6 +247,7 @@ def test_a_server_that_fails_fast_gets_under_one_percent_of_the_requests_after_a
 HANGS = {"server": ("",), "engine": ("/is_paused", *GENERATE)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paths", HANGS.values(), ids=HANGS)
 def test_a_server_that_hangs_is_left_as_soon_as_it_is_silent(
     paths: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

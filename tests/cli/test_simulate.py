@@ -29,6 +29,7 @@ def test_constant_times_give_the_rates_that_one_computes_by_hand(capsys):
     assert row[2:4] == ["1384.6", "38.5%"]  # 3600 s / 2.6 s; 1 s / 2.6 s
 
 
+@pytest.mark.slow
 def test_flags_change_the_outcome(capsys):
     base = ("--steps", "30", "--max-staleness", "2", "--sigma", "1.0")
     known = _table(capsys, *base)
@@ -72,6 +73,7 @@ def test_filled_waits_are_counted_apart(capsys):
     assert float(filled[3].rstrip("%")) > float(plain[3].rstrip("%"))  # the trainer is busier
 
 
+@pytest.mark.slow
 def test_the_comparison_prints_every_rule_in_six_cases(capsys):
     assert command_line.main(["simulate", "--table", "scheduling", "--steps", "8", "--seeds", "1"]) == 0
     shown = capsys.readouterr().out

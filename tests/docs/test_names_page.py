@@ -124,6 +124,7 @@ def snippet_with(word: str) -> str:
     return snippet
 
 
+@pytest.mark.slow
 def test_the_trainer_that_the_page_builds_in_python_trains(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_every_case_is_strict_loses_nothing_and_is_as_fast_as_totals(case):
     assert seen.tail_share >= 0.045
 
 
+@pytest.mark.slow
 def test_shaping_makes_tokens_younger_at_the_same_speed():
     setting = replace(BASE, train_s=60.0, sigma=0.7, steps=150)
     shaped, full = simulate(setting), simulate(replace(setting, shape_capacity=False))
@@ -146,6 +147,7 @@ def test_the_same_setting_gives_the_same_outcome():
     assert simulate(replace(CONSTANT, sigma=1.0)) == simulate(replace(CONSTANT, sigma=1.0))
 
 
+@pytest.mark.slow
 def test_the_table_has_every_rule_in_every_case_and_judges_it():
     cases = list(scheduling_cases(steps=12, seeds=1))
     assert [(case.train_s, case.sigma) for case in cases] == list(CASES)

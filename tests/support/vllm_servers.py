@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from swift_rlx.backends.remote_commands import start_command
 from swift_rlx.backends.remote_dialect import ServerKind
 from swift_rlx.backends.remote_endpoint import Endpoint, parse_endpoints
 from swift_rlx.backends.vllm_environment import environment
+from swift_rlx.cluster.guardian import end_group
 
 START_S = 300.0
 POLL_S = 0.3
@@ -87,10 +87,9 @@ class VllmServer:
         raise AssertionError(f"no answer within {START_S} s: {self.log.read_text(errors='replace')[-3000:]}")
 
     def kill(self) -> None:
-        """At once, with its processes."""
+        """At once, with its processes and their shared memory, which vLLM itself leaves behind."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            end_group(self._process.pid)
             self._process.wait()
             self._process = None
 

@@ -32,6 +32,7 @@ def test_the_fake_engine_keeps_the_rules(tmp_path, update):
     check_engine(lambda: engine_of(tmp_path, update=update), case(tmp_path))
 
 
+@pytest.mark.slow
 def test_so_does_a_worker_process_around_it(tmp_path):
     async def make():
         one = worker(tmp_path, token_s=0.0005)
@@ -296,12 +297,14 @@ PLANTED_IN_WEIGHTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "finding"), PLANTED, ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_fault_is_found(tmp_path, kind, finding):
     with pytest.raises(AssertionError, match=re.escape(finding)):
         check_engine(lambda: engine_of(tmp_path, kind, token_s=0.0), case(tmp_path, weights=()))
 
 
+@pytest.mark.slow
 def test_an_engine_that_loses_the_places_of_cancelled_requests_is_found(tmp_path):
     few = case(tmp_path, weights=(), max_inflight=2, limit_s=1.0)
     with pytest.raises(
@@ -310,6 +313,7 @@ def test_an_engine_that_loses_the_places_of_cancelled_requests_is_found(tmp_path
         check_engine(lambda: engine_of(tmp_path, Leaking, token_s=0.001), few)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "finding"), PLANTED_IN_WEIGHTS, ids=lambda value: getattr(value, "__name__", None)
 )

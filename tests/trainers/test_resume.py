@@ -118,6 +118,7 @@ def test_data_sets_of_equal_length_are_told_apart() -> None:
     assert sample_digest(rows(1)) != sample_digest(rows(1, 0))
 
 
+@pytest.mark.slow
 def test_resume_refuses_what_it_cannot_continue(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:

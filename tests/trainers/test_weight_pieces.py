@@ -72,6 +72,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(input_ids=torch.arange(24)[None]).logits
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_merged_weights_in_the_base_model_give_the_adapted_models_logits(name: str) -> None:
