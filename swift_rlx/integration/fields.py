@@ -10,12 +10,13 @@ from swift_rlx.integration.off_policy_fields import OffPolicyFields, resolve_off
 from swift_rlx.integration.reward_fields import RewardFields, resolve_rewards
 from swift_rlx.integration.rollout_fields import RolloutFields, resolve_rollout
 from swift_rlx.integration.share_prompt_field import SharePromptField, refuse_share_prompt
+from swift_rlx.integration.store_fields import StoreFields, resolve_store
 
 Baseline = Literal["auto", "loo", "mean", "ema", "none"]
 
 
 @dataclass
-class RLXFields(RolloutFields, OffPolicyFields, RewardFields, SharePromptField):
+class RLXFields(RolloutFields, OffPolicyFields, RewardFields, SharePromptField, StoreFields):
     """New fields; HfArgumentParser turns each into a flag, a YAML key and a keyword of RLHFArguments.
 
     The annotations are evaluated in ms-swift's module, hence `Optional` instead of the `|` of newer Pythons.
@@ -65,6 +66,7 @@ def adopt(values: Any, algorithm: Algorithm) -> None:
 
     resolve_fields(values, algorithm)
     resolve_rollout(values, FIELD_DEFAULTS)
+    resolve_store(values, algorithm.name)
     resolve_off_policy(values, algorithm.name)
     OnError.parse(values.reward_on_error)
     resolve_rewards(values)
