@@ -66,15 +66,15 @@ class StoreFields:
     fill_the_wait: bool = field(
         default=False,
         metadata={
-            "help": "[swift-rlx] While no fresh batch is ready, add the gradient of a few stored groups to the step that"
-            " waits for it."
+            "help": "[swift-rlx] While no fresh batch is ready, add the gradient of a few stored groups to the step"
+            " that waits for it."
         },
     )
     offline_objective: Objective = field(
         default="auto",
         metadata={
-            "help": "[swift-rlx] What stored batches train. auto: rloo_is, the importance-weighted loss, where they have"
-            " log-probs, else awac. rloo: without weights, only with --off_policy_correction none too. Others than these"
+            "help": "[swift-rlx] What stored batches train. auto: rloo_is, the importance-weighted loss, where they"
+            " have log-probs, else awac. rloo: without weights, only with --off_policy_correction none too. The others"
             " are for a store as --dataset."
         },
     )
@@ -207,8 +207,8 @@ def _check_hybrid(values: Any, algorithm_name: str) -> None:
         )
     if (objective == "rloo") != (correction == "none"):
         raise ConfigError(
-            f"--offline_objective {objective} with --off_policy_correction {correction} is refused: stored groups are of"
-            " other policies, and their gradient is biased without importance weights; leave both at auto, or force"
+            f"--offline_objective {objective} with --off_policy_correction {correction} is refused: stored groups are"
+            " of other policies, and their gradient is biased without importance weights; leave both at auto, or force"
             " it with --offline_objective rloo and --off_policy_correction none, both"
             if algorithm_name == "rloo"
             else f"--off_policy_correction none is refused with stored groups under --rlhf_type {algorithm_name}: they"

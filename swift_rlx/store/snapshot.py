@@ -80,6 +80,17 @@ class Snapshot:
         texts = _some(self._texts_of(at), inside) if with_texts else None
         return to_stored_group(_some(merged(self.chunks[at]), inside), texts)
 
+    def writer_of(self, group: int) -> str:
+        """Who sealed a group."""
+        row = int(self.group_begins[group])
+        at = int(np.searchsorted(self.chunk_begins, row, "right")) - 1
+        name: str = self.chunks[at].columns["writer"][row - int(self.chunk_begins[at])].as_py()
+        return name
+
+    def num_without_logprobs(self) -> int:
+        """Rows whose log-probs are missing."""
+        return sum(chunk.columns["logprobs"].null_count for chunk in self.chunks)
+
     def groups(self, numbers: Iterable[int], *, with_texts: bool = True) -> Iterator[StoredGroup]:
         """These groups, in their order."""
         return (self.group(number, with_texts=with_texts) for number in numbers)

@@ -76,7 +76,8 @@ def test_a_run_with_fresh_batches_takes_its_ratio_from_either_flag(
 def test_a_run_without_a_store_is_as_it_was() -> None:
     values = given()
     resolve_store(values, "rloo")
-    assert values.offline_ratio == 0 and not is_offline(values)
+    assert values.offline_ratio == 0
+    assert not is_offline(values)
     resolve_store(values, "rloo")
     del values.dataset  # a configuration made in Python has none
     resolve_store(values, "rloo")
@@ -91,7 +92,7 @@ def test_a_store_as_data_set_is_a_run_without_fresh_batches(store: str, tmp_path
     values = given(trajectory_store=store, offline_ratio=1.0)
     resolve_store(values, "rloo")
     assert is_offline(values)
-    assert is_store(store) and not is_store(str(tmp_path)) and not is_store("an/id")
+    assert [is_store(name) for name in (store, str(tmp_path), "an/id")] == [True, False, False]
 
 
 @pytest.mark.parametrize(
