@@ -214,12 +214,22 @@ def _check_hybrid(values: Any, algorithm_name: str) -> None:
             else f"--off_policy_correction none is refused with stored groups under --rlhf_type {algorithm_name}: they"
             " are of other policies, and their gradient is biased without importance weights; leave it at auto"
         )
-    for name in ("deepspeed", "fsdp") if values.fill_the_wait else ():
+    if values.fill_the_wait:
+        _refuse_fill(values)
+
+
+def _refuse_fill(values: Any) -> None:
+    for name in ("deepspeed", "fsdp"):
         if getattr(values, name, None):
             raise ConfigError(
                 f"--fill_the_wait true cannot be used with --{name} {getattr(values, name)}, which counts the"
                 " micro-batches of a step by itself; use DDP or drop the flag"
             )
+    if (ranks := getattr(values, "sequence_parallel_size", 1) or 1) > 1:
+        raise ConfigError(
+            f"--fill_the_wait true cannot be used with --sequence_parallel_size {ranks}, which makes micro-batches over"
+            " several ranks; drop one of them"
+        )
 
 
 def _refuse_changed(values: Any, names: Any, needs: str) -> None:

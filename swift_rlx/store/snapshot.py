@@ -36,12 +36,21 @@ class _Home:
 
 
 class Snapshot:
-    """See the module. `url`: of the store. Raises `StoreError` where a shard cannot be opened."""
+    """See the module. `url`: of the store. Raises `StoreError` where a shard cannot be opened.
 
-    def __init__(self, place: Place, manifest: Manifest) -> None:
+    `before`: an earlier snapshot of the store, whose shards are not opened again.
+    """
+
+    def __init__(self, place: Place, manifest: Manifest, before: Snapshot | None = None) -> None:
         self.url = place.url
         self.manifest = manifest
-        self.shards = [SealedShard(place, entry) for entry in manifest.shards.values()]
+        is_open = {} if before is None else {shard.entry.name: shard for shard in before.shards}
+        self.shards = [
+            found
+            if (found := is_open.get(entry.name)) is not None and found.entry == entry
+            else SealedShard(place, entry)
+            for entry in manifest.shards.values()
+        ]
         self._homes = [_Home(shard, number) for shard in self.shards for number in range(len(shard.chunks))]
         self.chunks: list[Chunk] = [home.shard.chunks[home.number] for home in self._homes]
         lengths = [chunk.num_rows for chunk in self.chunks]

@@ -14,10 +14,17 @@ from swift_rlx.trainers.monitoring import MonitoringMixin
 from swift_rlx.trainers.policy_gradient import PolicyGradientTrainer
 from swift_rlx.trainers.process_group import ProcessGroupMixin
 from swift_rlx.trainers.resume import ResumeMixin
+from swift_rlx.trainers.stored_training import StoredTrainingMixin
 
 
 class RLXTrainer(
-    ProcessGroupMixin, MonitoringMixin, AsyncRolloutMixin, ResumeMixin, EvaluationMixin, PolicyGradientTrainer
+    ProcessGroupMixin,
+    StoredTrainingMixin,
+    MonitoringMixin,
+    AsyncRolloutMixin,
+    ResumeMixin,
+    EvaluationMixin,
+    PolicyGradientTrainer,
 ):
     """Trains on batches of the asynchronous pipeline, or samples each by the weights that it then trains.
 
