@@ -176,8 +176,8 @@ class HybridRun:
         if trains and (missing := snapshot.num_without_logprobs()):
             raise ConfigError(
                 f"{missing} of {snapshot.num_rows} answers in the store '{self.plan.directory}' have no log-probs, so"
-                " that their gradient cannot be corrected for the policy that made them; train on it alone, with --dataset"
-                f" {self.plan.directory}, or give another --trajectory_store"
+                " that their gradient cannot be corrected for the policy that made them; train on it alone, with"
+                f" --dataset {self.plan.directory}, or give another --trajectory_store"
             )
         if uses is None:
             batches = GroupBatches(snapshot, self._rules())

@@ -274,7 +274,7 @@ class StoredTrainingMixin:
         return recipe_of(names, known, self.reward_weights.tolist(), ", ".join(how))
 
     def _seal(self, combined: Combination, usable_N: torch.Tensor) -> None:
-        """Hand the fresh batch over with its scores: the raw ones, and the combined one before clip, KL and baseline."""
+        """Hand the fresh batch over with its scores: raw ones, and the combined one before clip, KL and baseline."""
         batch, self._fresh = self._fresh, None
         groups = tuple(one.group for one in batch.groups)
         rows = range(0, len(usable_N), self.num_generations)
