@@ -82,6 +82,24 @@ def batches_at(optimizer_step: int, accumulation: int, per_generation: int, batc
     return -(-done // per_generation)
 
 
+def epoch_order(trainer: Any) -> EpochOrder:
+    """The order in which the trainer's sampler visits the rows."""
+    args = trainer.args
+    return EpochOrder(
+        num_rows=len(trainer.train_dataset),
+        batch_prompts=args.generation_batch_size // trainer.num_generations,
+        seed=args.seed,
+        shuffle=bool(trainer.shuffle_dataset),
+    )
+
+
+def batches_before(trainer: Any, step: int) -> int:
+    """Generation batches that the trainer picks up before this optimizer step."""
+    order, per_generation = epoch_order(trainer), trainer.args.steps_per_generation * trainer.num_iterations
+    per_epoch = order.prompts_per_epoch // order.batch_prompts
+    return batches_at(step, trainer.args.gradient_accumulation_steps, per_generation, per_epoch)
+
+
 def fresh_batches(ratio: float, picked_before: Callable[[int], int]) -> Callable[[int], int]:
     """How many of the generation batches of an optimizer step are fresh, where the others come from a store.
 

@@ -31,7 +31,8 @@ STATE, USES = "state.json", "uses.arrow"
 class HybridPlan:
     """The flags. `groups` of `group_size` rows make a generation batch, `fill_groups` a batch that fills a wait.
 
-    `columns`: names of the rewards, whose raw values are shown.
+    `columns`: names of the rewards, whose raw values are shown. `batches_before`: generation batches that the run had
+    picked up where it begins to have a store.
     """
 
     directory: str
@@ -42,6 +43,7 @@ class HybridPlan:
     rules: BatchRules
     fills: bool = False
     columns: tuple[str, ...] = ()
+    batches_before: int = 0
 
 
 class SavedRun(msgspec.Struct, frozen=True):
@@ -81,8 +83,9 @@ class HybridRun:
         self._store = TrajectoryStore.create(plan.directory)
         saved = None if restart is None else _load(restart.folder / STATE)
         if saved is None or restart is None:
-            self.lineage = Lineage(f"run-{secrets.token_hex(6)}", others=self._store.sealed())
-            self.schedule = HybridSchedule(plan.ratio)
+            before, name = plan.batches_before, f"run-{secrets.token_hex(6)}"
+            self.lineage = Lineage(name, before, others=self._store.sealed())
+            self.schedule = HybridSchedule(plan.ratio, HybridState(fresh=before))
         else:
             self.schedule = HybridSchedule(plan.ratio, HybridState.of(saved.schedule))
             rounds = self._store.sealed().get(saved.lineage.writer, -1) + 1

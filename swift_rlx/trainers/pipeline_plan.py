@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
 from swift_rlx.scheduler.journal import Journal
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.crew import ProcessCrew
-from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at, fresh_batches
+from swift_rlx.trainers.epoch_order import EpochPrompts, batches_before, epoch_order, fresh_batches
 from swift_rlx.trainers.group_scoring import GroupScorer, is_late
 from swift_rlx.trainers.journal_place import journal_directory
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
@@ -67,12 +68,8 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
     args = trainer.args
     per_generation = args.steps_per_generation * trainer.num_iterations
     order = epoch_order(trainer)
-    per_epoch = order.prompts_per_epoch // order.batch_prompts
     now, end = trainer.state.global_step, trainer.state.max_steps
-
-    def picked_before(step: int) -> int:
-        return batches_at(step, args.gradient_accumulation_steps, per_generation, per_epoch)
-
+    picked_before = partial(batches_before, trainer)
     fresh = fresh_batches(args.offline_ratio, picked_before) if args.offline_ratio else None
     stall_s = max(STALL_S, STALL_SHARE * args.rollout_timeout_s)
     return RolloutConfig(
@@ -99,17 +96,6 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         token_gap_limit_s=stall_s,
         sampling=sampling,
         seed=args.seed,
-    )
-
-
-def epoch_order(trainer: Any) -> EpochOrder:
-    """The order in which the trainer's sampler visits the rows."""
-    args = trainer.args
-    return EpochOrder(
-        num_rows=len(trainer.train_dataset),
-        batch_prompts=args.generation_batch_size // trainer.num_generations,
-        seed=args.seed,
-        shuffle=bool(trainer.shuffle_dataset),
     )
 
 

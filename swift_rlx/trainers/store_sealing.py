@@ -24,7 +24,7 @@ logger = get_logger()
 COMPACT_EVERY = 64
 """Rounds; each leaves a small shard for every bucket that it has prompts of."""
 COMPACT_BYTES = 2**25
-SWEEP_S = 3600.0
+SWEEP_S = 86400.0
 CLOSE_S = 60.0
 
 
@@ -96,12 +96,15 @@ class FreshBatch:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What all groups of a run share. `text_of`: the answer's text, called in the thread that seals."""
+    """What all groups of a run share. `text_of`: the answer's text, called in the thread that seals.
+
+    `flush_journal`: writes what the journal was told; whether that is done.
+    """
 
     sampling: SamplingParams
     engine: str
     text_of: Callable[[TrajectoryGroup, int], str]
-    flush_journal: Callable[[], object] = field(default=lambda: None)
+    flush_journal: Callable[[], bool] = field(default=lambda: True)
 
 
 def stored_groups(batch: FreshBatch, facts: RunFacts) -> Iterable[StoredGroup]:
@@ -187,7 +190,8 @@ class RoundSealer:
         if number != self._sealed:
             raise StoreError(f"batch {number} is to be stored behind batch {self._sealed - 1}")
         self._writer.add(stored_groups(batch, self._facts))
-        self._facts.flush_journal()
+        while not self._facts.flush_journal():
+            continue  # it raises where its disk does not answer
         self._writer.seal()
         with self._change:
             self._sealed += 1

@@ -25,6 +25,7 @@ from swift_rlx.monitors import COLUMNS
 from swift_rlx.rewards.combination import Combination
 from swift_rlx.store import BatchRules, GroupFilter
 from swift_rlx.trainers.crew import ProcessCrew
+from swift_rlx.trainers.epoch_order import batches_before
 from swift_rlx.trainers.hybrid_run import HybridPlan, HybridRun, Restart
 from swift_rlx.trainers.prompt_encoding import PromptEncoder, conversation_output
 from swift_rlx.trainers.rollout_rows import Origin, encode_batch
@@ -52,7 +53,7 @@ class StoredTrainingMixin:
     # --- start, checkpoints, end -----------------------------------------------------------------------------------
 
     def _start_pipeline(self) -> None:
-        if self.args.trajectory_store and self.accelerator.is_main_process:
+        if self.args.trajectory_store and self.args.offline_ratio < 1 and self.accelerator.is_main_process:
             self.hybrid = self._open_store()
         super()._start_pipeline()
         if self.hybrid is not None:
@@ -317,4 +318,5 @@ def hybrid_plan(trainer: Any) -> HybridPlan:
         rules=BatchRules(groups, args.max_reuse, args.seed, wanted),
         fills=args.fill_the_wait,
         columns=tuple(trainer.reward_func_names),
+        batches_before=batches_before(trainer, trainer.state.global_step),
     )

@@ -151,7 +151,7 @@ def test_a_checkpoint_of_another_store_is_refused(tmp_path: Path) -> None:
     first.step(0)
     first.run.save(tmp_path / "saved")
     first.run.close()
-    with pytest.raises(CheckpointError, match="has 0 rounds of 'run-.*' and the checkpoint needs 1"):
+    with pytest.raises(CheckpointError, match=r"has 0 rounds of 'run-.*' and the checkpoint needs 1"):
         HybridRun(plan(tmp_path / "another"), RECIPE, Restart(tmp_path / "saved", 0, 1))
     (tmp_path / "saved" / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"state.json' cannot be read"):
@@ -210,7 +210,7 @@ def test_groups_without_logprobs_are_refused(tmp_path: Path) -> None:
     with store.writer("import") as writer:
         writer.add([StoredGroup(group(0, logprob=float("nan")))])
         writer.seal()
-    with pytest.raises(ConfigError, match="2 of 2 answers in the store .* have no log-probs"):
+    with pytest.raises(ConfigError, match=r"2 of 2 answers in the store .* have no log-probs"):
         HybridRun(plan(tmp_path), RECIPE)
     HybridRun(replace(plan(tmp_path), ratio=0.0), RECIPE)  # only writes
 
