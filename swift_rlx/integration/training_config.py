@@ -26,6 +26,7 @@ class RLXConfig(RLXFields, GRPOConfig):
     rlx_type: str | None = None
     rlx_engine_options: dict | None = None
     rlx_worker_devices: list | None = None
+    rlx_offline: dict | None = None
     beta: float | None = None
     gamma: float = 1.0
     attn_impl: str | None = None

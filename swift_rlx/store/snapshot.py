@@ -104,6 +104,14 @@ class Snapshot:
         """These groups, in their order."""
         return (self.group(number, with_texts=with_texts) for number in numbers)
 
+    def prompt_columns(self) -> Iterator[str | None]:
+        """The columns of each group's prompt as JSON, in the order of the groups."""
+        import pyarrow as pa
+
+        for at, chunk in enumerate(self.chunks):
+            columns = self._texts_of(at).column("columns")
+            yield from columns.take(pa.array(chunk.group_begins())).to_pylist()
+
     def group_ids(self) -> npt.NDArray[np.uint64]:
         """The id of each group, [num_groups]: the `row_id` of its first row."""
         found = [chunk.row_ids[chunk.group_begins()] for chunk in self.chunks]
