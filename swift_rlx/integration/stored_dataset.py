@@ -23,7 +23,9 @@ class StoreLoader(BaseDatasetLoader):
     def __init__(self, groups: TrainableGroups, **options: Any) -> None:
         self.groups = groups
 
-    def load(self, dataset_syntax: Any = None, dataset_meta: Any = None, *, use_hf: bool | None = None) -> Any:
+    def load(
+        self, dataset_syntax: Any = None, dataset_meta: Any = None, *, use_hf: bool | None = None
+    ) -> Any:
         """The rows, in the order of the groups' ids."""
         return rows_of(self.groups)
 

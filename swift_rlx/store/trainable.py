@@ -46,7 +46,9 @@ class TrainableGroups:
         self.ids: npt.NDArray[np.uint64] = ids[self._numbers]
         self.sizes: LongArray = facts.scored_G[passes].astype(np.int64)
         if not len(self.ids):
-            raise StoreError(f"the store '{snapshot.url}' has no group that may train: {_reasons(self.left_out)}")
+            raise StoreError(
+                f"the store '{snapshot.url}' has no group that may train: {_reasons(self.left_out)}"
+            )
         self.recipe: str = facts.recipes[int(facts.recipe_G[passes][0])]
 
     @property
@@ -83,7 +85,10 @@ class TrainableGroups:
 
     def num_without_logprobs(self) -> int:
         """Scored members whose log-probs are missing."""
-        missing = [chunk.columns["logprobs"].is_null().to_numpy(zero_copy_only=False) for chunk in self.snapshot.chunks]
+        missing = [
+            chunk.columns["logprobs"].is_null().to_numpy(zero_copy_only=False)
+            for chunk in self.snapshot.chunks
+        ]
         scored = [chunk.with_rewards() & np.isfinite(chunk.rewards) for chunk in self.snapshot.chunks]
         return int((self._of_rows(missing) & self._of_rows(scored)).sum())
 
@@ -91,7 +96,11 @@ class TrainableGroups:
         """What computed log-probs that had been missing."""
         import pyarrow.compute as pc
 
-        found = {name for chunk in self.snapshot.chunks for name in pc.unique(chunk.columns["logprobs_by"]).to_pylist()}
+        found = {
+            name
+            for chunk in self.snapshot.chunks
+            for name in pc.unique(chunk.columns["logprobs_by"]).to_pylist()
+        }
         return found - {"", None}
 
     def _number(self, group_id: int) -> int:
@@ -105,7 +114,6 @@ class TrainableGroups:
         belongs = np.zeros(self.snapshot.num_groups, np.bool_)
         belongs[self._numbers] = True
         return np.concatenate(by_chunk)[np.repeat(belongs, np.diff(self.snapshot.group_begins))]
-
 
 
 class SourceScores:

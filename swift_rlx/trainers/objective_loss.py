@@ -162,8 +162,8 @@ class ObjectiveLossMixin:
         saved = state.get("objective", "")
         if saved != self.objective_name:
             raise CheckpointError(
-                f"the checkpoint was trained with the offline objective {saved or 'of the algorithm itself'}, this run's"
-                f" is {self.objective_name or 'that'}; use the same, or take only the weights with --resume_only_model"
+                f"the checkpoint was trained by the offline objective {saved or 'rloo_is'}, this run's is"
+                f" {self.objective_name or 'rloo_is'}; use the same, or take only the weights with --resume_only_model"
                 " true"
             )
         if self.objective is None:
@@ -185,7 +185,9 @@ def _from_lists(lists: Mapping[str, Any]) -> StoredRows:
     dtypes = {"valid_B": torch.bool, "rewards_B": torch.float64, "scores_BF": torch.float64}
     return StoredRows(
         **{
-            name: torch.tensor(value, dtype=dtypes.get(name, torch.int64)) if isinstance(value, list) else value
+            name: torch.tensor(value, dtype=dtypes.get(name, torch.int64))
+            if isinstance(value, list)
+            else value
             for name, value in lists.items()
         }
     )

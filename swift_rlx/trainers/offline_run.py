@@ -17,11 +17,9 @@ from swift_rlx.errors import ConfigError, RewardError
 from swift_rlx.integration.offline_plan import POLICY_GRADIENT, open_groups
 from swift_rlx.integration.stored_dataset import GROUP
 from swift_rlx.rewards.combination import Combination
-from swift_rlx.store import StoredGroup
 from swift_rlx.store.stored_group import as_row_id
 from swift_rlx.store.trainable import SourceScores, TrainableGroups
 from swift_rlx.trainers import startup
-from swift_rlx.trainers.batch import Rollout
 from swift_rlx.trainers.row_alignment import AlignedRows, align
 from swift_rlx.trainers.start_logprobs import add_missing_logprobs
 from swift_rlx.trainers.stored_rows import (
@@ -52,7 +50,14 @@ class OfflineRunMixin:
     groups: TrainableGroups
 
     def __init__(
-        self, model: Any, *, args: Any, template: Any, train_dataset: Any, reward_funcs: Any = None, **kwargs: Any
+        self,
+        model: Any,
+        *,
+        args: Any,
+        template: Any,
+        train_dataset: Any,
+        reward_funcs: Any = None,
+        **kwargs: Any,
     ) -> None:
         if template.model_meta.is_multimodal:
             raise ConfigError(
@@ -99,6 +104,11 @@ class OfflineRunMixin:
         self.max_tokens: int | None = min(limits) if limits else None
         answers, prompts = self.groups.lengths()
         too_long = 0 if self.max_tokens is None else int((answers + prompts > self.max_tokens).sum())
+        if too_long == len(answers):
+            raise ConfigError(
+                f"none of the {len(answers)} stored completions fits into {self.max_tokens} tokens with its prompt; use a"
+                " model with a larger window, or a higher --max_length"
+            )
         if too_long:
             logger.warning(
                 f"{too_long} of {len(answers)} stored completions are longer than {self.max_tokens} tokens with their"
@@ -164,7 +174,9 @@ class OfflineRunMixin:
         if not self.model.training:
             return super()._score_completions(samples)
         rewards = torch.tensor(
-            [[reward_of(place)] for place in self._places], dtype=torch.float32, device=self.accelerator.device
+            [[reward_of(place)] for place in self._places],
+            dtype=torch.float32,
+            device=self.accelerator.device,
         )
         self._rewards_per_func = self.accelerator.gather(rewards)
         return samples
@@ -172,9 +184,7 @@ class OfflineRunMixin:
     def source_scores(self) -> torch.Tensor:
         empty = [float("nan")] * self._scores.num_sources
         rows = [
-            empty
-            if place.is_empty
-            else self._scores.of(reward_of(place), place.member.score.breakdown)
+            empty if place.is_empty else self._scores.of(reward_of(place), place.member.score.breakdown)
             for place in self._places
         ]
         return torch.tensor(gather_object(rows), dtype=torch.float64)
@@ -218,16 +228,6 @@ class OfflineRunMixin:
             return super().combine(rewards_BF, group_ids_B, update=update)
         rewards_B = rewards_BF.cpu()[:, 0]
         return Combination(rewards_B.nan_to_num(), ~rewards_B.isnan(), {}, float("nan"))
-
-    def _scored_rollout(self, num_rows: int, batches: list[Any]) -> Rollout:
-        rollout: Rollout = super()._scored_rollout(num_rows, batches)
-        if self.model.training and self._seen["batches"] == 0 and not rollout.valid_N.any():
-            raise ConfigError(
-                f"no completion of the first batch of the store {self.plan['store']} can be trained: they are longer than"
-                f" {self.max_tokens} tokens with their prompts; use a model with a larger window, or a higher --max_length"
-            )
-        self._seen["batches"] += int(self.model.training)
-        return rollout
 
     # --- resume and end ------------------------------------------------------------------------------------------
 

@@ -75,7 +75,9 @@ def _compute(trainer: Any, lacking: Sequence[tuple[int, Place]]) -> dict[int, Fl
         logprobs, mask = _logprobs(trainer, [place for _, place in part])
         for at, (row_id, place) in enumerate(part):
             completion = place.member.completion
-            sampled = np.ones(completion.num_tokens, bool) if completion.sampled is None else completion.sampled
+            sampled = (
+                np.ones(completion.num_tokens, bool) if completion.sampled is None else completion.sampled
+            )
             whole = np.full(completion.num_tokens, np.nan, np.float32)
             whole[sampled] = logprobs[at][mask[at]].numpy()
             found[row_id] = whole

@@ -79,9 +79,7 @@ def sample_of(place: Place, messages: Sequence[dict[str, Any]]) -> StoredSample:
     sampled = _sampled(place.member).tolist()
     if place.is_empty:
         prompt, answer, sampled = (prompt or answer)[-1:], (answer or prompt)[-1:], [True]
-    labels = [
-        token if is_sampled else IGNORED for token, is_sampled in zip(answer, sampled, strict=True)
-    ]
+    labels = [token if is_sampled else IGNORED for token, is_sampled in zip(answer, sampled, strict=True)]
     tokens = {
         "input_ids": prompt + answer,
         "labels": [IGNORED] * len(prompt) + labels,
@@ -122,8 +120,7 @@ def reward_of(place: Place) -> float:
 def missing_logprobs(places: Sequence[Place]) -> torch.Tensor:
     """[n] bool: a sampled token of the completion has no finite log-prob."""
     found = [
-        not place.is_empty
-        and not np.isfinite(place.member.completion.logprobs[_sampled(place.member)]).all()
+        not place.is_empty and not np.isfinite(place.member.completion.logprobs[_sampled(place.member)]).all()
         for place in places
     ]
     return torch.tensor(found, dtype=torch.bool)
@@ -132,4 +129,6 @@ def missing_logprobs(places: Sequence[Place]) -> torch.Tensor:
 def _sampled(member: Trajectory) -> Any:
     """[T] bool: tokens that the policy made."""
     completion = member.completion
-    return np.ones(completion.num_tokens, bool) if completion.sampled is None else np.asarray(completion.sampled)
+    return (
+        np.ones(completion.num_tokens, bool) if completion.sampled is None else np.asarray(completion.sampled)
+    )

@@ -63,7 +63,7 @@ def test_offline_ratio_1_of_a_trajectory_store_is_the_same(build: Build, store: 
     args = build(dataset=None, trajectory_store=str(store), offline_ratio=1.0)
     assert args.rlx_offline == build().rlx_offline
     assert args.dataset == [str(store)]
-    with pytest.raises(ConfigError, match="--offline_ratio 1 is refused beside --dataset some.jsonl"):
+    with pytest.raises(ConfigError, match=r"--offline_ratio 1 is refused beside --dataset some\.jsonl"):
         build(dataset=["some.jsonl"], trajectory_store=str(store), offline_ratio=1.0)
     with pytest.raises(ConfigError, match="--trajectory_store nowhere is no store; fill one"):
         build(dataset=None, trajectory_store="nowhere", offline_ratio=1.0)
@@ -128,7 +128,7 @@ def test_filters_and_a_chosen_recipe_leave_groups_out(build: Build, tmp_path: Pa
     assert rows(min_store_spread=2.0) == 2
     assert rows(min_store_reward=3.0) == 1
     assert len(build(dataset=mixed, store_recipe="weighted: 1*human@2").load_dataset()[0]) == 1
-    with pytest.raises(StoreError, match="no group of the store .* has rewards of 'human@3'"):
+    with pytest.raises(StoreError, match=r"no group of the store .* has rewards of 'human@3'"):
         build(dataset=mixed, store_recipe="human@3")
 
 
@@ -143,8 +143,14 @@ def test_filters_and_a_chosen_recipe_leave_groups_out(build: Build, tmp_path: Pa
         ({"split_dataset_ratio": 0.1}, "--split_dataset_ratio 0.1 is refused with the store"),
         ({"val_dataset": ["val.jsonl"]}, "--val_dataset val.jsonl is refused without --reward_funcs"),
         ({"num_generations": 5}, "--num_generations 5 is refused: no group of the store has more than 4"),
-        ({"offline_objective": "rloo"}, "--offline_objective rloo is refused: stored completions were sampled"),
-        ({"off_policy_correction": "none"}, "--off_policy_correction none is refused with --offline_objective"),
+        (
+            {"offline_objective": "rloo"},
+            "--offline_objective rloo is refused: stored completions were sampled",
+        ),
+        (
+            {"off_policy_correction": "none"},
+            "--off_policy_correction none is refused with --offline_objective",
+        ),
         ({"offline_settings": '{"tau": 1}'}, "is refused for --offline_objective rloo_is, which is set by"),
         ({"offline_settings": "tau"}, "it is a JSON object of settings"),
         ({"offline_objective": "awac", "ess_gate": True}, "--ess_gate true has no effect with --offline_obj"),
@@ -166,7 +172,9 @@ def test_unweighted_rloo_is_trained_where_it_is_asked_for_twice(build: Build) ->
 
 def test_settings_of_offline_runs_mean_nothing_in_others(build: Build, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"messages": [{"role": "user", "content": str(row)}]}) + "\n" for row in range(9)))
+    rows.write_text(
+        "".join(json.dumps({"messages": [{"role": "user", "content": str(row)}]}) + "\n" for row in range(9))
+    )
     fresh = {"dataset": [str(rows)], "reward_funcs": ["format"]}
     for name, value in {"offline_settings": "{}", "store_recipe": "a@1"}.items():
         with pytest.raises(ConfigError, match=f"--{name} .* has no effect without a store as --dataset"):

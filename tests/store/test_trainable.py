@@ -98,4 +98,7 @@ def test_scores_are_on_one_scale_and_a_negative_weight_turns_them(tmp_path):
 def test_without_named_sources_the_reward_is_the_score(tmp_path):
     snapshot = TrajectoryStore.open(answered_store(tmp_path / "s", 1)).snapshot()
     assert SourceScores(snapshot, "").of(0.25, ()) == [0.25]
-    assert [(one.name, one.version, one.weight) for one in sources_of("a@1+b@2")] == [("a", "1", 1), ("b", "2", 1)]
+    assert [(one.name, one.version, one.weight) for one in sources_of("a@1+b@2")] == [
+        ("a", "1", 1),
+        ("b", "2", 1),
+    ]

@@ -60,7 +60,9 @@ def _answer(
     )
 
 
-def answered_store(directory: Path, groups: int = 12, name: str = "a", first: int = 0, **options: object) -> Path:
+def answered_store(
+    directory: Path, groups: int = 12, name: str = "a", first: int = 0, **options: object
+) -> Path:
     """A store of `groups` groups."""
     store = TrajectoryStore.create(directory)
     with store.writer(name) as writer:

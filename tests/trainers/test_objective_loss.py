@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from swift_rlx.algorithms.offline import MicroBatch, StoredRows
 from swift_rlx.algorithms.offline.objective_settings import DEFAULT_BETA, objective_with
 from swift_rlx.errors import CheckpointError
 from swift_rlx.trainers.batch import RLXBatch, Rollout
 from swift_rlx.trainers.objective_loss import ObjectiveLossMixin
-from transformers import LlamaConfig, LlamaForCausalLM
 
 ROWS, PROMPT, WIDTH, VOCABULARY = 8, 3, 4, 11
 TEMPERATURE = 0.7

@@ -1,7 +1,6 @@
 """Runs on stored groups alone: no engine, no reward; the same by any split, in any number of starts and of ranks."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from answered_store import answered_group, answered_store
 
 from swift_rlx.cli import main as command_line
 from swift_rlx.errors import ConfigError
-from swift_rlx.store import TrajectoryStore
+from swift_rlx.store import GroupFilter, TrajectoryStore
 from swift_rlx.store.trainable import TrainableGroups
-from swift_rlx.store import GroupFilter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 OPTIONS: dict[str, Any] = {
@@ -31,7 +29,12 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "weight_decay": 0.0,
 }
-ENGINES = ("vllm", "swift_rlx.trainers.pipeline_plan", "swift_rlx.cluster.worker_process", "swift.infer_engine.vllm_engine")
+ENGINES = (
+    "vllm",
+    "swift_rlx.trainers.pipeline_plan",
+    "swift_rlx.cluster.worker_process",
+    "swift.infer_engine.vllm_engine",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -74,14 +77,17 @@ def test_a_log_of_scored_texts_trains_for_two_epochs_and_a_resume_changes_no_bit
     assert command_line.main([str(word) for word in words]) == 0
     store = tmp_path / "s"
     trainer = offline(tiny_model, store, tmp_path / "whole", num_generations=8, gradient_accumulation_steps=3)
-    assert trainer.num_generations == 3, "the places of a group are as many as its completions, where nothing is said"
+    assert trainer.num_generations == 3, (
+        "the places of a group are as many as its completions, where nothing is said"
+    )
     assert trainer.state.global_step == 6
     said = capfd.readouterr().err
     assert "trains by awac: 12 groups with 36 completions, rewards of 'score@imported'" in said
-    assert "trained on 72 stored completions" in said and "2 epochs over 12 groups" in said
+    assert "trained on 72 stored completions" in said
+    assert "2 epochs over 12 groups" in said
     first = steps(tmp_path / "whole")[0]
     assert first["awac/mean_weight"] == pytest.approx(0.5, abs=0.2)
-    assert 0 < first["awac/cross_entropy"]
+    assert first["awac/cross_entropy"] > 0
     assert first["store/empty_places"] == 0
     assert first["reward"] == pytest.approx(0.5, abs=0.3)
     assert not any(name.startswith(("rollout/", "offpolicy/")) for name in first)
@@ -149,7 +155,12 @@ def test_stored_log_probs_are_the_weights_and_missing_ones_are_computed_once_and
 
 def test_two_ranks_train_what_one_process_does(tiny_model: Path, tmp_path: Path) -> None:
     store = answered_store(tmp_path / "s", 6)
-    options = OPTIONS | {"num_generations": 4, "num_train_epochs": 1, "save_steps": 3, "offline_objective": "awac"}
+    options = OPTIONS | {
+        "num_generations": 4,
+        "num_train_epochs": 1,
+        "save_steps": 3,
+        "offline_objective": "awac",
+    }
     one = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     offline(tiny_model, store, tmp_path / "one", **options | one)
     ranks = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
@@ -169,8 +180,12 @@ def test_an_exported_store_loads_in_stock_ms_swift_and_in_datasets(tiny_model: P
     store, answers = answered_store(tmp_path / "s", 4), tmp_path / "answers.jsonl"
     model = ["--model", str(tiny_model), "--model-type", "llama", "--template", "chatml"]
     assert command_line.main(["store", "export", str(store), str(answers), *model]) == 0
-    assert len(load_dataset("json", data_files=str(answers), cache_dir=str(tmp_path / "cache"))["train"]) == 16
-    options = runs.arguments(tiny_model, answers, tmp_path / "sft", rlhf_type=None, async_rollout=None, num_generations=None)
+    assert (
+        len(load_dataset("json", data_files=str(answers), cache_dir=str(tmp_path / "cache"))["train"]) == 16
+    )
+    options = runs.arguments(
+        tiny_model, answers, tmp_path / "sft", rlhf_type=None, async_rollout=None, num_generations=None
+    )
     options = {name: value for name, value in options.items() if name != "max_completion_length"}
     words = ["sft" if word == "rlhf" else word for word in runs.command(options)]
     import os
@@ -193,6 +208,5 @@ def test_a_store_without_completions_that_fit_is_refused(tiny_model: Path, tmp_p
     with store.writer("a") as writer:
         writer.add([answered_group(number, 2, tokens=600) for number in range(4)])
         writer.seal()
-    with pytest.raises(ConfigError, match="no completion of the first batch of the store .* can be trained"):
+    with pytest.raises(ConfigError, match=r"none of the 8 stored completions fits into 512 tokens"):
         offline(tiny_model, tmp_path / "s", tmp_path / "out", offline_objective="awac")
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)

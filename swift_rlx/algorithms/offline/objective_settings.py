@@ -37,7 +37,7 @@ def parse_settings(text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(
             f"--offline_settings {text} is refused: it is a JSON object of settings by name, such as"
-            ' \'{"temperature": 0.5}\''
+            " '{\"temperature\": 0.5}'"
         )
     return found
 
@@ -58,13 +58,15 @@ def objective_with(name: str, settings: Mapping[str, Any], beta: float) -> Offli
             fields[FIELDS.get(setting, setting)] = readers[setting](value)
         except ValueError as error:
             raise ConfigError(
-                f'--offline_settings \'{{"{setting}": {json.dumps(value)}}}\' is refused for --offline_objective'
+                f"--offline_settings '{{\"{setting}\": {json.dumps(value)}}}' is refused for --offline_objective"
                 f" {name}: {error}"
             ) from error
     if name in WITH_BETA:
         fields["beta"] = beta
     elif beta:
-        raise ConfigError(f"--beta {beta:g} is refused for --offline_objective {name}, which has no KL; use 0")
+        raise ConfigError(
+            f"--beta {beta:g} is refused for --offline_objective {name}, which has no KL; use 0"
+        )
     return make_objective(name, **fields)
 
 
