@@ -106,8 +106,8 @@ class OfflineRunMixin:
         too_long = 0 if self.max_tokens is None else int((answers + prompts > self.max_tokens).sum())
         if too_long == len(answers):
             raise ConfigError(
-                f"none of the {len(answers)} stored completions fits into {self.max_tokens} tokens with its prompt; use a"
-                " model with a larger window, or a higher --max_length"
+                f"none of the {len(answers)} stored completions fits into {self.max_tokens} tokens with its prompt; use"
+                " a model with a larger window, or a higher --max_length"
             )
         if too_long:
             logger.warning(

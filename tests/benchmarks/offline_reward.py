@@ -7,8 +7,8 @@ For each random seed, in processes of their own:
     reward     the quickstart's own measurement on the held-out prompts, before and after
 
 A seed succeeds by the rule of the quickstart: a rise of at least 0.2 and of at least three standard errors, over the
-prompts and paired. What is finished is kept in `--work` and not done again, so that the table can be filled in pieces; the JSON
-file has all that is there. The exit code is 1 where a seed does not succeed.
+prompts and paired. What is finished is kept in `--work` and not done again, so that the table can be filled in pieces;
+the JSON file has the seeds that were asked for. The exit code is 1 where one of them does not succeed.
 """
 
 from __future__ import annotations
