@@ -94,7 +94,7 @@ def settle_offline(args: Any, algorithm: Algorithm, defaults: dict[str, Any]) ->
         "longest_completion": int(groups.lengths()[0].max()),
         "min_size": min_size,
     }
-    args.dataset, args.trajectory_store, args.async_rollout = [store], store, False
+    args.dataset, args.trajectory_store, args.async_rollout = args.dataset or [store], store, False
     from swift_rlx.integration.stored_dataset import register_store
 
     register_store(store, groups)

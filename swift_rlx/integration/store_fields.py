@@ -104,13 +104,18 @@ def dataset_store(values: Any) -> str | None:
     Raises ConfigError for a store beside other data sets.
     """
     names = [str(name) for name in getattr(values, "dataset", None) or []]
-    stores = [name for name in names if is_store(name)]
+    stores = [path for name in names if is_store(path := _path(name))]
     if stores and len(names) > 1:
         raise ConfigError(
             f"--dataset {' '.join(names)} is refused: a store of trajectories, {stores[0]}, is trained alone; give it"
             " alone, or as --trajectory_store beside a --dataset of prompts"
         )
     return stores[0] if stores else None
+
+
+def _path(name: str) -> str:
+    """Of `PATH#N`, N rows of a data set, the path."""
+    return name if os.path.exists(name) else name.rpartition("#")[0] or name
 
 
 def is_offline(values: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +110,7 @@ class TrainableGroups:
             raise KeyError(group_id)
         return int(self._numbers[place])
 
-    def _of_rows(self, by_chunk: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[np.generic]:
+    def _of_rows(self, by_chunk: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """Values of all rows, chunk by chunk: those of the rows of these groups."""
         belongs = np.zeros(self.snapshot.num_groups, np.bool_)
         belongs[self._numbers] = True

@@ -199,14 +199,16 @@ class OfflineRunMixin:
         return encoded
 
     def _postprocess_batch(self, samples: list[Any], batch_encoded_inputs: list[dict[str, Any]]) -> None:
-        if not self.model.training:
-            super()._postprocess_batch(samples, batch_encoded_inputs)
-            return
-        names, self.reward_func_names = self.reward_func_names, [REWARD]
+        names = self.reward_func_names
+        if self.model.training:
+            self.reward_func_names = [REWARD]
         try:
             super()._postprocess_batch(samples, batch_encoded_inputs)
         finally:
+            others = {REWARD, *names} - {*self.reward_func_names}
             self.reward_func_names = names
+        for name in others:  # the columns of the table of completions are of one length
+            self._logs["rewards"][name].extend([float("nan")] * len(self._rewards_per_func))
 
     # --- what the loss needs -------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def _script() -> ModuleType:
 def test_answers_and_training_are_those_of_the_quickstart(script: ModuleType) -> None:
     folder = REPOSITORY / "examples" / "quickstart"
     online, offline = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("rloo", "offline"))
-    assert script.SYSTEM == online["system"]
+    assert online["system"] == script.SYSTEM
     assert script.ANSWERS["max-tokens"] == online["max_completion_length"]
     assert script.ANSWERS["rewards"] == online["reward_funcs"]
     assert "reward_funcs" not in offline

@@ -105,7 +105,10 @@ def _advantages(value: Any) -> object:
 
 def _alpha(value: Any) -> Schedule:
     given = value if isinstance(value, dict) else {}
-    kinds = {"linear": LinearAlpha, "exponential": ExponentialAlpha}
+    kinds: dict[str, type[LinearAlpha] | type[ExponentialAlpha]] = {
+        "linear": LinearAlpha,
+        "exponential": ExponentialAlpha,
+    }
     kind = kinds.get(given.get("schedule", "linear"))
     ends = {one: number for one, number in given.items() if one != "schedule"}
     is_fit = all(
