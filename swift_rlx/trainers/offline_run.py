@@ -220,10 +220,11 @@ class OfflineRunMixin:
             usable_n &= ~missing_logprobs(self._places)
         return self.accelerator.gather(usable_n.to(self.accelerator.device)).cpu()
 
-    def behavior_fields(self, index: int) -> dict[str, torch.Tensor]:
-        if not self.model.training or self.plan["objective"] != "rloo_is":
-            return super().behavior_fields(index)
-        return self._aligned_rows.of_micro_batch(index, self.accelerator.device)
+    def behavior_fields(self, index: int) -> dict[str, Any]:
+        fields: dict[str, Any] = super().behavior_fields(index)
+        if self.model.training and self.plan["objective"] == "rloo_is":
+            fields |= self._aligned_rows.of_micro_batch(index, self.accelerator.device) | {"is_stored": True}
+        return fields
 
     def combine(self, rewards_BF: torch.Tensor, group_ids_B: torch.Tensor, *, update: bool) -> Combination:
         if not self.model.training:

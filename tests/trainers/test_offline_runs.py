@@ -133,7 +133,7 @@ def test_stored_log_probs_are_the_weights_and_missing_ones_are_computed_once_and
     offline(tiny_model, known, tmp_path / "auto", num_train_epochs=1, beta=0.0)
     [line, *_] = steps(tmp_path / "auto")
     assert "trains by rloo_is" in capfd.readouterr().err
-    assert line["offpolicy/ess_seq"] < 0.99, "the store's log-probs are of nobody in particular"
+    assert line["offpolicy/stored/ess_seq"] < 0.99, "the store's log-probs are of nobody in particular"
 
     def lacking(name: str) -> Path:
         return answered_store(tmp_path / name, 6, with_logprobs=False)
@@ -141,7 +141,7 @@ def test_stored_log_probs_are_the_weights_and_missing_ones_are_computed_once_and
     lacks = {"offline_objective": "rloo_is", "num_train_epochs": 1, "beta": 0.0}
     offline(tiny_model, lacking("lacking"), tmp_path / "computed", **lacks)
     [line, *_] = steps(tmp_path / "computed")
-    assert line["offpolicy/ess_seq"] == pytest.approx(1.0, abs=1e-4)
+    assert line["offpolicy/stored/ess_seq"] == pytest.approx(1.0, abs=1e-4)
     snapshot = TrajectoryStore.open(tmp_path / "lacking").snapshot()
     groups = TrainableGroups(snapshot, GroupFilter())
     assert groups.num_without_logprobs() == 0
