@@ -35,6 +35,7 @@ from swift_rlx.types import RewardPart, TrainBatch, TrajectoryGroup
 logger = get_logger()
 STORE_FOLDER = "store"
 """Beside state.json in a checkpoint."""
+FILL_PART = 8
 SHOWN_APART = ("reward", "reward_std", "completions/mean_length", "rollout/rows_unusable")
 """Metrics of a stored batch, logged as stored/<the last part of the name>."""
 
@@ -298,10 +299,18 @@ class StoredTrainingMixin:
         return ScoredMember(place, reward, parts)
 
 
+def fill_groups(groups: int, group_size: int, ranks: int) -> int:
+    """Of a batch that fills a wait: about an eighth of a generation batch, and as many rows on each rank.
+
+    A fresh batch that becomes ready meanwhile waits for it, so it is small.
+    """
+    unit = ranks // math.gcd(ranks, group_size)
+    return unit * max(groups // FILL_PART // unit, 1)
+
+
 def hybrid_plan(trainer: Any) -> HybridPlan:
     """What the flags say, in groups."""
     args, size = trainer.args, trainer.num_generations
-    micro_rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
     wanted = GroupFilter(
         min_members=trainer.min_group_size,
         min_spread=args.min_store_spread,
@@ -313,7 +322,7 @@ def hybrid_plan(trainer: Any) -> HybridPlan:
         directory=args.trajectory_store,
         ratio=args.offline_ratio or 0.0,
         groups=groups,
-        fill_groups=math.lcm(micro_rows, size) // size,
+        fill_groups=fill_groups(groups, size, trainer.accelerator.num_processes),
         group_size=size,
         rules=BatchRules(groups, args.max_reuse, args.seed, wanted),
         fills=args.fill_the_wait,

@@ -79,3 +79,17 @@ def test_what_cannot_train_is_refused() -> None:
         stored_batch([PickedGroup(group)], BatchShape(1, 1), 0)
     with pytest.raises(ValueError, match="a batch without groups has no rows"):
         stored_batch([], BatchShape(1, 1), 0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "group_size", "ranks", "expected"),
+    [(2, 4, 1, 1), (32, 8, 1, 4), (32, 8, 4, 4), (4, 4, 2, 1), (12, 3, 4, 4), (64, 1, 3, 6)],
+)
+def test_a_fill_is_an_eighth_of_a_batch_that_the_ranks_can_share(
+    groups: int, group_size: int, ranks: int, expected: int
+) -> None:
+    from swift_rlx.trainers.stored_training import fill_groups
+
+    found = fill_groups(groups, group_size, ranks)
+    assert found == expected
+    assert found * group_size % ranks == 0
