@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from swift.rlhf_trainers.utils import collate_to_grpo_micro_batch, encode_sample
+from swift.trainers import disable_gradient_checkpointing
 from swift.utils import get_logger
 
 from swift_rlx.errors import CheckpointError, ConfigError, StoreError
 from swift_rlx.store.manifest import ChangeRefused
 from swift_rlx.store.overlays import add_logprobs
 from swift_rlx.store.trainable import TrainableGroups
-from swift_rlx.trainers.stored_rows import Place, encoded_as_stored, missing_logprobs, sample_of
+from swift_rlx.trainers.stored_rows import Place, encoded_as_stored, may_train, missing_logprobs, sample_of
 from swift_rlx.types import FloatArray
 
 logger = get_logger()
@@ -29,7 +30,8 @@ def add_missing_logprobs(trainer: Any, groups: TrainableGroups) -> int:
         CheckpointError: the run has taken steps before, so that the weights are not those of its start.
         ConfigError: the store cannot be written.
     """
-    count = groups.num_without_logprobs()
+    lacking = list(_lacking(groups, trainer.max_tokens)) if groups.num_without_logprobs() else []
+    count = len(lacking)
     if not count:
         return 0
     if trainer.state.global_step:
@@ -37,9 +39,9 @@ def add_missing_logprobs(trainer: Any, groups: TrainableGroups) -> int:
             f"{count} completions of the store {groups.snapshot.url} have no log-probs, and they can only be computed"
             " under the weights that the run started with; give the store that it started with, or start anew"
         )
-    found = _compute(trainer, list(_lacking(groups)))
+    found = _compute(trainer, lacking)
     every: dict[int, FloatArray] = dict(gather_object(list(found.items())))
-    by = f"{trainer.model.model_info.model_dir.rstrip('/').rsplit('/', 1)[-1]} at the start of a run"
+    by = f"{trainer.template.model_info.model_dir.rstrip('/').rsplit('/', 1)[-1]} at the start of a run"
     errors = gather_object([_store(groups, every, by) if trainer.accelerator.is_main_process else None])
     if message := next(filter(None, errors), None):
         raise ConfigError(
@@ -53,13 +55,13 @@ def add_missing_logprobs(trainer: Any, groups: TrainableGroups) -> int:
     return count
 
 
-def _lacking(groups: TrainableGroups) -> Iterator[tuple[int, Place]]:
-    """Row id and completion."""
+def _lacking(groups: TrainableGroups, max_tokens: int | None) -> Iterator[tuple[int, Place]]:
+    """Row id and completion, of those that train."""
     for group_id in groups.ids.tolist():
         members = groups.group(group_id).group.members
         for row_id, member in zip(groups.row_ids(group_id), members, strict=True):
             place = Place(member)
-            if member.score.reward is not None and bool(missing_logprobs([place])):
+            if may_train(member, max_tokens) and bool(missing_logprobs([place])):
                 yield row_id, place
 
 
@@ -95,7 +97,8 @@ def _logprobs(trainer: Any, places: Sequence[Place]) -> tuple[torch.Tensor, torc
         samples, template, device=trainer.accelerator.device, use_logits_to_keep=True
     )
     inputs.pop("labels", None)
-    logprobs, _ = trainer._get_per_token_logps_and_entropies(trainer.model, inputs, batch)
+    with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
+        logprobs, _ = trainer._get_per_token_logps_and_entropies(trainer.model, inputs, batch)
     return logprobs.float().cpu(), batch.completion_mask.bool().cpu()
 
 

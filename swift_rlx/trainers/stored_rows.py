@@ -59,18 +59,19 @@ def places_of(
     that depends on the seed and the group alone. Where there are fewer, places stay empty.
     """
     members = stored.group.members
-    room = None if max_tokens is None else max_tokens - len(stored.group.prompt.token_ids)
-    fit = [one for one in members if _is_fit(one, room)]
+    fit = [one for one in members if may_train(one, max_tokens)]
     if len(fit) > count:
         order = np.random.Generator(np.random.Philox(key=[seed % 2**64, group_id])).permutation(len(fit))
         fit = [fit[order[(epoch * count + place) % len(fit)]] for place in range(count)]
     return [Place(one) for one in fit] + [Place(members[0], is_empty=True)] * (count - len(fit))
 
 
-def _is_fit(one: Trajectory, room: int | None) -> bool:
+def may_train(one: Trajectory, max_tokens: int | None = None) -> bool:
+    """Whether it has a reward and a token, and fits into so many tokens with its prompt."""
     reward, completion = one.score.reward, one.completion
-    is_scored = reward is not None and np.isfinite(reward)
-    return is_scored and completion.num_sampled > 0 and (room is None or completion.num_tokens <= room)
+    length = len(one.prompt.token_ids) + completion.num_tokens
+    is_scored = reward is not None and bool(np.isfinite(reward))
+    return is_scored and completion.num_sampled > 0 and (max_tokens is None or length <= max_tokens)
 
 
 def sample_of(place: Place, messages: Sequence[dict[str, Any]]) -> StoredSample:
