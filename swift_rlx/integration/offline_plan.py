@@ -27,6 +27,7 @@ from swift_rlx.integration.store_fields import dataset_store, is_store
 logger = get_logger()
 POLICY_GRADIENT = ("rloo_is", "rloo")
 """Objectives that are RLOO's own loss, with and without importance weights."""
+REMOTE_STORE = "stored_groups"
 GENERATING = (
     *ONLY_ASYNC,
     "max_staleness",
@@ -94,12 +95,20 @@ def settle_offline(args: Any, algorithm: Algorithm, defaults: dict[str, Any]) ->
         "longest_completion": int(groups.lengths()[0].max()),
         "min_size": min_size,
     }
-    args.dataset, args.trajectory_store, args.async_rollout = args.dataset or [store], store, False
-    from swift_rlx.integration.stored_dataset import register_store
-
-    register_store(store, groups)
+    _settle_dataset(args, store, groups)
     _tell(store, groups, name)
     return replace(algorithm, min_generations=min_size)
+
+
+def _settle_dataset(args: Any, store: str, groups: Any) -> None:
+    """ms-swift loads the groups under the store's path; a URL, which it takes apart, gets a name in its place."""
+    from swift_rlx.integration.stored_dataset import register_store
+
+    given = str(args.dataset[0]) if args.dataset else store
+    name = store if os.path.isdir(store) else REMOTE_STORE
+    args.dataset = [name + given[len(store) :]]  # with its #N
+    args.trajectory_store, args.offline_ratio, args.async_rollout = store, 1.0, False
+    register_store(name, groups)
 
 
 def open_groups(store: str, recipe: str | None, sealed: Any, args: Any, min_members: int) -> Any:
@@ -154,6 +163,13 @@ def _refuse(args: Any, store: str, algorithm: Algorithm, defaults: dict[str, Any
         raise ConfigError(
             f"--rlhf_type {algorithm.name} is refused with the store {store} as data set: stored groups alone train by"
             " --rlhf_type rloo and its --offline_objective"
+        )
+    if args.offline_ratio not in (None, 1) or args.online_every is not None:
+        ratio = args.offline_ratio if args.online_every is None else args.online_every
+        flag = "offline_ratio" if args.online_every is None else "online_every"
+        raise ConfigError(
+            f"--{flag} {ratio:g} is refused with --dataset {store}: a store as data set has no fresh batches; give it"
+            " as --trajectory_store beside a --dataset of prompts"
         )
     changed = [name for name in GENERATING if getattr(args, name) != defaults[name]]
     if changed:

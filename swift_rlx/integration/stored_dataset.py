@@ -30,10 +30,13 @@ class StoreLoader(BaseDatasetLoader):
         return rows_of(self.groups)
 
 
-def register_store(directory: str, groups: TrainableGroups) -> None:
-    """From now on, `--dataset directory` is these groups."""
+def register_store(name: str, groups: TrainableGroups) -> None:
+    """From now on, `--dataset name` is these groups."""
     meta = DatasetMeta(
-        dataset_name=directory, dataset_path=directory, loader=functools.partial(StoreLoader, groups)
+        ms_dataset_id=name,
+        hf_dataset_id=name,
+        dataset_name=name,
+        loader=functools.partial(StoreLoader, groups),
     )
     register_dataset(meta, exist_ok=True)
 

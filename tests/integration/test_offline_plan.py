@@ -79,6 +79,20 @@ def test_the_rows_are_the_groups_with_their_prompts(build: Build) -> None:
     assert len(sampled) == 3
 
 
+def test_a_store_in_an_object_store_is_a_dataset_too(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    url = "memory://bucket/answers"
+    with TrajectoryStore.create(url).writer("a") as writer:
+        writer.add([answered_group(number) for number in range(5)])
+        writer.seal()
+    args = build(dataset=[url])
+    assert args.rlx_offline["store"] == args.trajectory_store == url
+    assert len(args.load_dataset()[0]) == 5
+    assert len(build(dataset=[f"{url}#2"]).load_dataset()[0]) == 2
+
+
 def test_auto_is_awac_where_log_probs_are_missing(build: Build, tmp_path: Path) -> None:
     lacking = answered_store(tmp_path / "lacking", 3, with_logprobs=False)
     args = build(dataset=[str(lacking)])
@@ -140,6 +154,8 @@ def test_filters_and_a_chosen_recipe_leave_groups_out(build: Build, tmp_path: Pa
         ({"use_vllm": True}, "--use_vllm true has no effect on the stored groups"),
         ({"dynamic_sample": True}, "--dynamic_sample true has no effect on the stored groups"),
         ({"reward_normalize": "zscore"}, "--reward_normalize zscore has no effect on the stored groups"),
+        ({"offline_ratio": 0.5}, r"--offline_ratio 0\.5 is refused with --dataset"),
+        ({"online_every": 2}, "--online_every 2 is refused with --dataset"),
         ({"split_dataset_ratio": 0.1}, "--split_dataset_ratio 0.1 is refused with the store"),
         ({"val_dataset": ["val.jsonl"]}, "--val_dataset val.jsonl is refused without --reward_funcs"),
         ({"num_generations": 5}, "--num_generations 5 is refused: no group of the store has more than 4"),
