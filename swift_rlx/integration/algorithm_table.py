@@ -73,6 +73,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 ALIASES = {"reinforce++": "reinforce_pp", "reinforce_plus_plus": "reinforce_pp"}
 NAMES = (*ALGORITHMS, *ALIASES)
+OFFLINE_TRAINER = "swift_rlx.trainers.offline_rloo.OfflineRLOOTrainer"
+"""Of a run on stored groups alone."""
 TRAINING_CONFIG = "swift_rlx.integration.training_config.RLXConfig"
 
 

@@ -30,6 +30,7 @@ from swift_rlx.integration.engine_options import (
     refuse_replaced,
 )
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
+from swift_rlx.integration.offline_plan import settle_offline
 from swift_rlx.integration.placement import settle_devices
 from swift_rlx.registry import one_line
 
@@ -81,6 +82,7 @@ def widen(base: type) -> type:
         rlx_type: str | None = field(default=None, init=False)
         rlx_engine_options: dict | None = field(default=None, init=False)
         rlx_worker_devices: list | None = field(default=None, init=False)
+        rlx_offline: dict | None = field(default=None, init=False)
 
         def __post_init__(self) -> None:
             if self.rlhf_type in NAMES:
@@ -129,10 +131,11 @@ def _become_ours(args: Any) -> None:
             "swift-rlx: --rlhf_type reinforce_plus_plus is REINFORCE++ (reinforce_pp) here; ms-swift's"
             " --advantage_estimator of that name subtracts the group mean and is nearer to reinforce_pp_baseline\n"
         )
+    defaults = defaults_of(type(args))
+    algorithm = settle_offline(args, algorithm, defaults)
     _fill_generation_batch(args)
     check_conflicts(args, algorithm)
     adopt(args, algorithm)
-    defaults = defaults_of(type(args))
     if args.async_rollout:
         refuse_replaced(args, defaults, algorithm.name)
     args.rlx_engine_options = engine_options(args, defaults)
@@ -168,7 +171,7 @@ def _refuse_our_fields(args: Any) -> None:
 def _as_the_user_wrote_it(args: Any) -> Iterator[None]:
     """Within the context `args.__dict__` shows the user's rlhf_type; for stock types, nothing of ours."""
     before = dict(args.__dict__)
-    for name in ("rlx_type", "rlx_engine_options", "rlx_worker_devices"):
+    for name in ("rlx_type", "rlx_engine_options", "rlx_worker_devices", "rlx_offline"):
         args.__dict__.pop(name, None)
     if before.get("rlx_type") is None:
         for name in FIELD_NAMES:

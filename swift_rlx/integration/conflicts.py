@@ -101,7 +101,8 @@ def check_conflicts(args: Any, algorithm: Algorithm) -> None:
     """Refuse arguments of a run that cannot work with `algorithm`. Raises ConfigError, one sentence."""
     check_training_conflicts(args, algorithm)
     _check_data_files(args)
-    _check_reward_source(args, algorithm)
+    if args.rlx_offline is None:
+        _check_reward_source(args, algorithm)
     _check_resume(args, algorithm)
     _warn_about_reference(args, algorithm)
 

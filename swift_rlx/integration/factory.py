@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from swift_rlx.errors import ContractError
-from swift_rlx.integration.algorithm_table import NAMES, TRAINING_CONFIG, resolve
+from swift_rlx.integration.algorithm_table import NAMES, OFFLINE_TRAINER, TRAINING_CONFIG, resolve
 
 
 def install(module: ModuleType) -> None:
@@ -30,7 +30,8 @@ def install(module: ModuleType) -> None:
         from swift_rlx.integration.contract import require
 
         require()
-        path = TRAINING_CONFIG if mapping is factory.TRAINING_ARGS_MAPPING else resolve(name).trainer
+        trainer = resolve(name).trainer if args.rlx_offline is None else OFFLINE_TRAINER
+        path = TRAINING_CONFIG if mapping is factory.TRAINING_ARGS_MAPPING else trainer
         module_name, class_name = path.rsplit(".", 1)
         return getattr(importlib.import_module(module_name), class_name)
 

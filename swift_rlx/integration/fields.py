@@ -7,15 +7,17 @@ from typing import Any, Literal
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import Algorithm
 from swift_rlx.integration.off_policy_fields import OffPolicyFields, resolve_off_policy
+from swift_rlx.integration.offline_fields import OfflineFields
 from swift_rlx.integration.reward_fields import RewardFields, resolve_rewards
 from swift_rlx.integration.rollout_fields import RolloutFields, resolve_rollout
 from swift_rlx.integration.share_prompt_field import SharePromptField, refuse_share_prompt
+from swift_rlx.integration.store_fields import StoreFields, resolve_store
 
 Baseline = Literal["auto", "loo", "mean", "ema", "none"]
 
 
 @dataclass
-class RLXFields(RolloutFields, OffPolicyFields, RewardFields, SharePromptField):
+class RLXFields(RolloutFields, OffPolicyFields, RewardFields, SharePromptField, StoreFields, OfflineFields):
     """New fields; HfArgumentParser turns each into a flag, a YAML key and a keyword of RLHFArguments.
 
     The annotations are evaluated in ms-swift's module, hence `Optional` instead of the `|` of newer Pythons.
@@ -65,6 +67,7 @@ def adopt(values: Any, algorithm: Algorithm) -> None:
 
     resolve_fields(values, algorithm)
     resolve_rollout(values, FIELD_DEFAULTS)
+    resolve_store(values, algorithm.name)
     resolve_off_policy(values, algorithm.name)
     OnError.parse(values.reward_on_error)
     resolve_rewards(values)

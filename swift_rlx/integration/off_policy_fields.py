@@ -68,7 +68,7 @@ def resolve_off_policy(values: Any, algorithm_name: str) -> None:
 
     Raises ConfigError for a value out of range and for a field that has no effect.
     """
-    if not values.async_rollout:
+    if not values.async_rollout and values.rlx_offline is None:
         _refuse_without_pipeline(values)
     if not 1.0 <= values.off_policy_cap < math.inf:
         raise ConfigError(
@@ -86,8 +86,14 @@ def resolve_off_policy(values: Any, algorithm_name: str) -> None:
             f" {values.off_policy_correction}; drop it, or use token_truncate"
         )
     values.off_policy_correction = resolve_correction(
-        values.off_policy_correction, algorithm_name, values.max_completion_length
+        values.off_policy_correction, algorithm_name, _longest(values)
     )
+
+
+def _longest(values: Any) -> int:
+    """Tokens of the longest completion that may train."""
+    offline = values.rlx_offline
+    return int(values.max_completion_length if offline is None else offline["longest_completion"])
 
 
 def _refuse_without_pipeline(values: Any) -> None:

@@ -12,6 +12,7 @@ from swift_rlx.integration.contract import require
 from swift_rlx.integration.engine_options import defaults_of, engine_options, refuse_replaced
 from swift_rlx.integration.fields import FIELD_DEFAULTS, RLXFields, adopt
 from swift_rlx.integration.rollout_fields import resolve_rollout
+from swift_rlx.integration.store_fields import is_offline
 
 
 @dataclass
@@ -26,6 +27,7 @@ class RLXConfig(RLXFields, GRPOConfig):
     rlx_type: str | None = None
     rlx_engine_options: dict | None = None
     rlx_worker_devices: list | None = None
+    rlx_offline: dict | None = None
     beta: float | None = None
     gamma: float = 1.0
     attn_impl: str | None = None
@@ -50,6 +52,11 @@ class RLXConfig(RLXFields, GRPOConfig):
             refusals = [refusal for refusal in REFUSALS if hasattr(self, refusal.argument)]
             check_training_conflicts(self, algorithm, refusals)
             adopt(self, algorithm)
+            if is_offline(self):
+                raise ConfigError(
+                    f"--offline_ratio 1 of {self.trajectory_store} is refused in an RLXConfig: a run on stored groups"
+                    " alone is rlhf_main(RLHFArguments(rlhf_type='rloo', dataset=['STORE'], ...))"
+                )
             self._take_engine_options()
         elif self.rlx_type != name:
             raise ConfigError(

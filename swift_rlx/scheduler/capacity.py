@@ -9,6 +9,7 @@ Laws, with B = batch_groups, m = batches_per_step, and b = max_staleness // step
    weights that are live is no longer among them; so a group that begins under live weights can be picked at one
    of the (b + 1) m pick-ups that the bound allows it. Weights that are published in the middle of a batch
    (steps_per_batch > 1) only make a group younger: the batch in training keeps its charge until its last step.
+   Where some batches come from a store, only the pick-ups count that there are (`RolloutConfig.places_at`).
 3. admitted - dropped never exceeds max_batches * B (after a restart: beside what was picked before it): nothing is
    generated that will not be trained.
 
@@ -21,7 +22,7 @@ old, and nothing is shaped.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from swift_rlx.errors import SchedulingError
@@ -58,6 +59,7 @@ class Capacity:
         self._picked_before = counts.picked
         self._released = counts.released
         self._picks = deque(counts.picks)
+        self._further: Counter[int] = Counter()
         self._step = step
         self._unfinished = config.batch_groups if counts.unfinished is None else counts.unfinished
         self._margin = (
@@ -90,12 +92,16 @@ class Capacity:
     @property
     def is_full(self) -> bool:
         """Whether only weights that go live, or a drop, can make room."""
-        return self.charged >= self._config.places
+        return self.charged >= self._places()
 
     def picks_left(self, step: int) -> int:
         """Pick-ups of this optimizer step that follow the next one."""
         made = sum(when == step + self._config.steps_per_batch for when, _ in self._picks)
-        return max(self._config.batches_per_step - 1 - made, 0)
+        return max(self._config.picks_at(step) + self._further[step] - 1 - made, 0)
+
+    def allow(self, step: int) -> None:
+        """One more batch than was planned is picked up at this optimizer step: the store lacks what was due from it."""
+        self._further[step] += 1
 
     @property
     def has_admitted_all(self) -> bool:
@@ -105,7 +111,7 @@ class Capacity:
     def room(self) -> int:
         """How many groups may be admitted now."""
         config = self._config
-        room = config.places - self.charged
+        room = self._places() - self.charged
         if config.max_batches is not None:
             room = min(room, self._left(config.max_batches))
         if config.shape_capacity and config.max_staleness:
@@ -142,8 +148,17 @@ class Capacity:
             self._released += self._picks.popleft()[1]
 
     def _left(self, max_batches: int) -> int:
-        groups = self._picked_before + max_batches * self._config.batch_groups
+        groups = self._picked_before + (max_batches + self._further.total()) * self._config.batch_groups
         return groups - (self.admitted - self.dropped)
+
+    def _places(self) -> int:
+        config, first = self._config, self._step - self._config.steps_per_batch + 1
+        further = sum(
+            count
+            for step, count in self._further.items()
+            if first <= step <= self._step + config.max_staleness
+        )
+        return config.places_at(self._step) + further * config.batch_groups
 
     def _shaped(self) -> int:
         return round(self._config.batch_groups + self._unfinished + self._margin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swift_rlx.backends.base import WeightUpdate
@@ -45,6 +46,9 @@ class RolloutConfig:
     batches_per_step: int = 1
     """Generation batches that the trainer picks up for one optimizer step, rounded up where steps differ; above 1 only
     with `steps_per_batch` 1."""
+    fresh_batches: Callable[[int], int] | None = None
+    """How many generation batches the trainer picks up at an optimizer step (0, 1, ...), where others of its batches
+    come from a store; None: `batches_per_step` at every `steps_per_batch`-th."""
     max_batches: int | None = None
     """Generation batches that will be picked up, after a restart those that are left; nothing is admitted past them."""
     max_inflight: int | None = None
@@ -131,6 +135,24 @@ class RolloutConfig:
     def places(self) -> int:
         """Groups that may be admitted whose weights are not live yet: those of the pick-ups within the bound."""
         return (self.max_staleness // self.steps_per_batch + 1) * self.batches_per_step * self.batch_groups
+
+    def places_at(self, step: int) -> int:
+        """The same while the weights of this step are live: of the pick-ups that there are, and of a batch that is in
+        training."""
+        if self.fresh_batches is None:
+            return self.places
+        steps = range(max(step - self.steps_per_batch + 1, 0), step + self.max_staleness + 1)
+        return sum(map(self.fresh_batches, steps)) * self.batch_groups
+
+    def picks_at(self, step: int) -> int:
+        """Pick-ups of a step that has any."""
+        return self.batches_per_step if self.fresh_batches is None else self.fresh_batches(step)
+
+    def picks_after(self, step: int, level: int) -> int:
+        """Pick-ups of the `level` steps that follow `step` and may have one."""
+        if self.fresh_batches is None:
+            return level * self.batches_per_step
+        return sum(map(self.fresh_batches, range(step + 1, step + level * self.steps_per_batch + 1)))
 
     def most_inflight(self, workers: int) -> int:
         """Completions that a worker can have in flight at most: its part of all places."""

@@ -129,7 +129,7 @@ class PickUp:
         config = self._state.config
         for number, deadline in enumerate(awaited, start=1):
             level = config.level(deadline, step)
-            later = picks_left + level * config.batches_per_step if level >= 0 else 0
+            later = picks_left + config.picks_after(step, level) if level >= 0 else 0
             if number > later * config.batch_groups:
                 return True
         return False

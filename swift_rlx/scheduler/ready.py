@@ -143,7 +143,7 @@ class ReadyBuffer:
             due = [ready for ready in again_first if config.level(ready.deadline, step) <= level]
             awaits = sum(config.level(deadline, step) <= level for deadline in awaited)
             already = sum(ready.group.order in chosen for ready in due)
-            later = (picks_left + level * config.batches_per_step) * config.batch_groups
+            later = (picks_left + config.picks_after(step, level)) * config.batch_groups
             _fill(chosen, due, already, min(len(due) + awaits - later, count - len(chosen) + already))
         _fill(chosen, line, len(chosen), count)
         return list(chosen.values())

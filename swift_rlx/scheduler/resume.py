@@ -171,11 +171,11 @@ def restore(
 
 def _generation_step(state: RolloutState, run: RunState) -> int:
     """From which weights on what is generated finds a place within the bound, behind the batches that are replayed."""
-    step, excess = run.version.step, run.capacity.charged - run.config.places
+    step, charged = run.version.step, run.capacity.charged
     for picked in state.replay:
-        if excess <= 0:
+        if charged <= run.config.places_at(step):
             break
-        excess -= len(picked.orders)
+        charged -= len(picked.orders)
         step = picked.step + run.config.steps_per_batch
     # The trainer must not wait for weights that it makes only with what is generated.
     return min(step, max(state.replay[-1].step, run.version.step)) if state.replay else step

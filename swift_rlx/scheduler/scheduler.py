@@ -183,6 +183,11 @@ class RolloutScheduler:
         state.events.publish.set()
         return state.version
 
+    def allow_batch(self) -> None:
+        """The trainer picks up one batch more than `RolloutConfig.fresh_batches` says of its current step."""
+        self._state.capacity.allow(self._state.version.step)
+        self._state.events.generate.set()
+
     async def published(self, version: PolicyVersion) -> None:
         """Return when every worker that is not out serves `version` or a later one. Raises what failed.
 

@@ -113,6 +113,14 @@ class RolloutThread:
 
         return self._thread.call(publish())
 
+    def allow_batch(self) -> None:
+        """As `RolloutScheduler.allow_batch`."""
+
+        async def allow() -> None:
+            self._running().allow_batch()
+
+        self._thread.call(allow())
+
     def wait_published(self, version: PolicyVersion, timeout_s: float | None = None) -> None:
         """Return when `version` or a later one is live on the workers. Raises `BackendTimeout` after `timeout_s`."""
 

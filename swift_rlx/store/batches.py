@@ -9,7 +9,7 @@ trains soon.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -61,31 +61,47 @@ class GroupBatches:
         left = self.rules.max_reuse - self._uses[self.selection.at(step)].astype(np.int64)
         return int(left.clip(min=0).sum())
 
-    def take(self, step: int) -> tuple[int, ...]:
-        """The groups of that optimizer step's batch, counted as used; fewer where no more may train."""
+    def num_ready(self, step: int) -> int:
+        """How many groups may be handed out at that step: the most that a batch can have."""
+        return int((self.selection.at(step) & (self._uses < self.rules.max_reuse)).sum())
+
+    def take(self, step: int, groups: int | None = None) -> tuple[int, ...]:
+        """The groups of that optimizer step's batch, counted as used; fewer where no more may train.
+
+        `groups`: how many, by default as many as the rules say.
+        """
+        wanted = self.rules.groups if groups is None else groups
         generator = np.random.Generator(np.random.Philox(key=[self.rules.seed % 2**64, step % 2**64]))
         may_train = self.selection.at(step)
         taken: list[int] = []
         for uses in range(self.rules.max_reuse):
             candidates = np.flatnonzero(may_train & (self._uses == uses))
-            count = min(self.rules.groups - len(taken), len(candidates))
+            count = min(wanted - len(taken), len(candidates))
             taken += candidates[generator.choice(len(candidates), count, replace=False)].tolist()
-            if len(taken) == self.rules.groups:
+            if len(taken) == wanted:
                 break
         self._uses[taken] += 1
         return tuple(self._by_id[taken].tolist())
+
+    def mean_uses(self, groups: Sequence[int]) -> float:
+        """How often these groups were handed out, on average."""
+        return float(self._uses[np.isin(self._by_id, np.asarray(groups, np.int64))].mean())
 
     @property
     def sealed(self) -> dict[str, int]:
         """Of each writer the last round that counts."""
         return dict(self.rules.wanted.sealed or self.snapshot.manifest.sealed)
 
-    def moved_to(self, snapshot: Snapshot, sealed: Mapping[str, int] | None = None) -> GroupBatches:
+    def moved_to(
+        self, snapshot: Snapshot, sealed: Mapping[str, int] | None = None, recipe: str | None = None
+    ) -> GroupBatches:
         """Batches of a later snapshot of the same store, with the uses so far; its further groups have none.
 
-        `sealed`: the rounds that count from now on, None: all; ranks must agree on them.
+        `sealed`: the rounds that count from now on, None: all; ranks must agree on them. `recipe`: of the rewards from
+        now on, None: as before.
         """
         wanted = replace(self.rules.wanted, sealed=snapshot.manifest.sealed if sealed is None else sealed)
+        wanted = replace(wanted, recipe=wanted.recipe if recipe is None else recipe)
         moved = GroupBatches(snapshot, replace(self.rules, wanted=wanted))
         moved._set_uses(*self._used())
         return moved

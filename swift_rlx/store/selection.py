@@ -19,15 +19,19 @@ class GroupFilter:
 
     `min_members`: with a reward. `min_spread`: largest minus smallest reward; above 0 it leaves groups out from which
     a baseline learns nothing. `min_best`: of the largest reward. `max_age`: optimizer steps since the oldest weights
-    that made one of its tokens. `recipe`: what the rewards are made of; None: all groups must have the same.
-    `sealed`: of each writer the last round that counts, None: all; a resumed run sees what it saw before.
+    that made one of its tokens, which are steps of one run: with `own`, the names of that run's writers, those of
+    others have no age, and `max_age` leaves them out. `recipe`: what the rewards are made of; None: all groups must
+    have the same. `recipe_may_lack`: that no group has it is no error, but leaves out all. `sealed`: of each writer the
+    last round that counts, None: all; a resumed run sees what it saw before.
     """
 
     min_members: int = 2
     min_spread: float = 0.0
     min_best: float | None = None
     max_age: int | None = None
+    own: frozenset[str] | None = None
     recipe: str | None = None
+    recipe_may_lack: bool = False
     sealed: Mapping[str, int] | None = None
 
 
@@ -48,6 +52,9 @@ class Selection:
         self._leave("too little spread", passes, facts.spread_G >= np.float32(wanted.min_spread))
         if wanted.min_best is not None:
             self._leave("too low rewards", passes, facts.best_G >= np.float32(wanted.min_best))
+        if wanted.max_age is not None and wanted.own is not None:
+            own = [number for number, name in enumerate(facts.writers) if name in wanted.own]
+            self._leave("no age, of another run", passes, np.isin(facts.writer_G, own))
         self._passes = passes
 
     def at(self, step: int) -> npt.NDArray[np.bool_]:
@@ -71,6 +78,8 @@ class Selection:
         if self._wanted.recipe is not None:
             if self._wanted.recipe in names and self._wanted.recipe != MIXED:
                 return names.index(self._wanted.recipe)
+            if self._wanted.recipe_may_lack:
+                return -1
             raise StoreError(
                 f"no group of the store '{url}' has rewards of '{self._wanted.recipe}'; there are"
                 f" {_listed(found, names)}"

@@ -36,12 +36,21 @@ class _Home:
 
 
 class Snapshot:
-    """See the module. `url`: of the store. Raises `StoreError` where a shard cannot be opened."""
+    """See the module. `url`: of the store. Raises `StoreError` where a shard cannot be opened.
 
-    def __init__(self, place: Place, manifest: Manifest) -> None:
+    `before`: an earlier snapshot of the store, whose shards are not opened again.
+    """
+
+    def __init__(self, place: Place, manifest: Manifest, before: Snapshot | None = None) -> None:
         self.url = place.url
         self.manifest = manifest
-        self.shards = [SealedShard(place, entry) for entry in manifest.shards.values()]
+        is_open = {} if before is None else {shard.entry.name: shard for shard in before.shards}
+        self.shards = [
+            found
+            if (found := is_open.get(entry.name)) is not None and found.entry == entry
+            else SealedShard(place, entry)
+            for entry in manifest.shards.values()
+        ]
         self._homes = [_Home(shard, number) for shard in self.shards for number in range(len(shard.chunks))]
         self.chunks: list[Chunk] = [home.shard.chunks[home.number] for home in self._homes]
         lengths = [chunk.num_rows for chunk in self.chunks]
@@ -80,9 +89,28 @@ class Snapshot:
         texts = _some(self._texts_of(at), inside) if with_texts else None
         return to_stored_group(_some(merged(self.chunks[at]), inside), texts)
 
+    def writer_of(self, group: int) -> str:
+        """Who sealed a group."""
+        row = int(self.group_begins[group])
+        at = int(np.searchsorted(self.chunk_begins, row, "right")) - 1
+        name: str = self.chunks[at].columns["writer"][row - int(self.chunk_begins[at])].as_py()
+        return name
+
+    def num_without_logprobs(self) -> int:
+        """Rows whose log-probs are missing."""
+        return sum(chunk.columns["logprobs"].null_count for chunk in self.chunks)
+
     def groups(self, numbers: Iterable[int], *, with_texts: bool = True) -> Iterator[StoredGroup]:
         """These groups, in their order."""
         return (self.group(number, with_texts=with_texts) for number in numbers)
+
+    def prompt_columns(self) -> Iterator[str | None]:
+        """The columns of each group's prompt as JSON, in the order of the groups."""
+        import pyarrow as pa
+
+        for at, chunk in enumerate(self.chunks):
+            columns = self._texts_of(at).column("columns")
+            yield from columns.take(pa.array(chunk.group_begins())).to_pylist()
 
     def group_ids(self) -> npt.NDArray[np.uint64]:
         """The id of each group, [num_groups]: the `row_id` of its first row."""

@@ -96,16 +96,16 @@ class TrajectoryStore:
         """A writer under that name, which goes on behind its last sealed round."""
         return RoundWriter(self.place, self.log, self.buckets, name)
 
-    def snapshot(self) -> Snapshot:
-        """All that is sealed now."""
+    def snapshot(self, before: Snapshot | None = None) -> Snapshot:
+        """All that is sealed now; `before`: an earlier one, whose open files serve again."""
         for _ in range(OPEN_ATTEMPTS - 1):
             manifest = self.manifest()
             try:
-                return Snapshot(self.place, manifest)
+                return Snapshot(self.place, manifest, before)
             except StoreError:
                 if self.manifest().generation == manifest.generation:
                     raise  # else a file may have been swept away between the two readings
-        return Snapshot(self.place, self.manifest())
+        return Snapshot(self.place, self.manifest(), before)
 
     def sealed(self) -> Mapping[str, int]:
         """The number of the last sealed round of each writer: what a checkpoint keeps to see the same rows again."""

@@ -1,5 +1,6 @@
 """Batches from the asynchronous pipeline in the place of ms-swift's generation, on every rank."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from swift_rlx.scheduler.state_file import load_state, save_state
 from swift_rlx.trainers.journal_place import go_on_from, needed_segments
 from swift_rlx.trainers.prompt_encoding import PromptEncoder, barred_tokens
 from swift_rlx.trainers.rank_link import RankLink
-from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch
+from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch, reward_matrix
 from swift_rlx.trainers.row_alignment import AlignedRows, AlignmentWatch, align
 from swift_rlx.trainers.sampled_tokens import keep_sampled_only
 from swift_rlx.trainers.weight_export import WeightExporter
@@ -228,7 +229,8 @@ class AsyncRolloutMixin:
             self._start_pipeline()
         message = self._link.share(self._pick_up)
         self._picked = decode_batch(message)
-        return [self._sample_of(row) for row in self._own_rows()]
+        prompts = self._own_prompts()
+        return [self._sample_of(row, columns) for row, columns in zip(self._own_rows(), prompts, strict=True)]
 
     def _start_pipeline(self) -> None:
         from swift_rlx.trainers.pipeline_plan import start_pipeline  # a synchronous run needs none of it
@@ -244,13 +246,22 @@ class AsyncRolloutMixin:
         return encode_batch(picked)
 
     def _own_rows(self) -> list[Row]:
-        rows = self._picked.rows
-        each = len(rows) // self.accelerator.num_processes
-        start = self.accelerator.process_index * each
-        return rows[start : start + each]
+        start = self._first_own_row()
+        return self._picked.rows[start : start + len(self._picked.rows) // self.accelerator.num_processes]
 
-    def _sample_of(self, row: Row) -> Any:
-        sample = self.encoder.sample(dict(self.train_dataset[row.index]))
+    def _first_own_row(self) -> int:
+        return self.accelerator.process_index * (len(self._picked.rows) // self.accelerator.num_processes)
+
+    def _own_prompts(self) -> list[dict[str, Any]]:
+        """Of each own row the columns of its prompt: those that came with the batch, else those of the data set."""
+        if not self._picked.prompts:
+            return [dict(self.train_dataset[row.index]) for row in self._own_rows()]
+        first = self._first_own_row()
+        size = len(self._picked.rows) // len(self._picked.prompts)
+        return [json.loads(self._picked.prompts[(first + at) // size]) for at in range(len(self._own_rows()))]
+
+    def _sample_of(self, row: Row, columns: dict[str, Any]) -> Any:
+        sample = self.encoder.sample(columns)
         sample.prompt_id = f"prompt_{row.epoch}_{row.index}"
         sample.request_id = f"{sample.prompt_id}_{row.member}"
         return self.encoder.answer(
@@ -261,12 +272,7 @@ class AsyncRolloutMixin:
         if not self._takes_from_pipeline:
             return super()._score_completions(samples)
         scores = torch.tensor(
-            [
-                [float("nan") if value is None else value for value in row.rewards]
-                for row in self._picked.rows
-            ],
-            dtype=torch.float32,
-            device=self.accelerator.device,
+            reward_matrix(self._picked.rows), dtype=torch.float32, device=self.accelerator.device
         )
         if self._picked.late:
             scores[:, self._picked.late] = self._late_scores(samples, self._picked.late)

@@ -21,12 +21,18 @@ class RLXBatch(GRPOBatch):
     `behavior_logprobs` [B, T] float32 are those of the policy that sampled each token, as the engine reported them, 0
     where no token was sampled; None when the policy itself sampled the batch. `staleness` [B, T] integers: optimizer
     steps in the trainer's weights at pick-up minus those in the weights that made the token; None counts as 0.
+    `is_stored`: the batch comes from a trajectory store.
+
+    `rows` [B] are the numbers of its rows in the generation batch of all ranks, where an offline objective trains it;
+    None elsewhere.
     """
 
     loss_mask: torch.Tensor | None = None
     normalizer: torch.Tensor | None = None
     behavior_logprobs: torch.Tensor | None = None
     staleness: torch.Tensor | None = None
+    is_stored: bool = False
+    rows: torch.Tensor | None = None
 
     @classmethod
     def of(

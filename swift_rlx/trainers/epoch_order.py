@@ -1,11 +1,13 @@
 """Which prompt comes when: a function of (seed, epoch, index) alone, shared by the sampler and the pipeline."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from swift_rlx.scheduler import BatchSource, HybridSchedule
 from swift_rlx.types import Prompt
 
 
@@ -78,6 +80,39 @@ def batches_at(optimizer_step: int, accumulation: int, per_generation: int, batc
     """Generation batches picked up before this optimizer step, each of `per_generation` micro-batches."""
     done = micro_steps_at(optimizer_step, accumulation, batches_per_epoch * per_generation)
     return -(-done // per_generation)
+
+
+def epoch_order(trainer: Any) -> EpochOrder:
+    """The order in which the trainer's sampler visits the rows."""
+    args = trainer.args
+    return EpochOrder(
+        num_rows=len(trainer.train_dataset),
+        batch_prompts=args.generation_batch_size // trainer.num_generations,
+        seed=args.seed,
+        shuffle=bool(trainer.shuffle_dataset),
+    )
+
+
+def batches_before(trainer: Any, step: int) -> int:
+    """Generation batches that the trainer picks up before this optimizer step."""
+    order, per_generation = epoch_order(trainer), trainer.args.steps_per_generation * trainer.num_iterations
+    per_epoch = order.prompts_per_epoch // order.batch_prompts
+    return batches_at(step, trainer.args.gradient_accumulation_steps, per_generation, per_epoch)
+
+
+def fresh_batches(ratio: float, picked_before: Callable[[int], int]) -> Callable[[int], int]:
+    """How many of the generation batches of an optimizer step are fresh, where the others come from a store.
+
+    `picked_before(step)`: generation batches that are picked up before an optimizer step.
+    """
+    schedule = HybridSchedule(ratio)
+
+    @functools.cache
+    def fresh(step: int) -> int:
+        numbers = range(picked_before(step), picked_before(step + 1))
+        return sum(schedule.due(number) is BatchSource.FRESH for number in numbers)
+
+    return fresh
 
 
 def rows_of(dataset: Any, index: int) -> dict[str, Any]:

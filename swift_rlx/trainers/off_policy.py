@@ -87,7 +87,9 @@ class OffPolicyMixin:
 
     def _prepare_off_policy(self) -> None:
         self._off_policy_meter = OffPolicyMeter()
+        self._stored_meter = OffPolicyMeter()  # of batches from a trajectory store, which are counted apart
         self._has_behavior = False  # true from the first batch that says who sampled it
+        self._has_stored = False
         self._was_far_off = False
 
     # --- weights -------------------------------------------------------------------------------------------------
@@ -108,8 +110,7 @@ class OffPolicyMixin:
         if options.k3_max is not None:
             kept_B &= k3_row_filter(proximal_BT, behavior, sampled, options.k3_max)
         if self.model.training:
-            self._has_behavior = True
-            _measure(self._off_policy_meter, proximal_BT, batch, weights=found, kept_B=kept_B)
+            _measure(self._meter_of(batch), proximal_BT, batch, weights=found, kept_B=kept_B)
         kept = per_token(kept_B) if found.weights.ndim == 2 else kept_B
         return found.weights * kept
 
@@ -129,15 +130,16 @@ class OffPolicyMixin:
         summary = _over_ranks(meter).summary()
         name, least = self.off_policy.gate_quantity
         is_far_off = summary is not None and getattr(summary, name) < least
-        self._metrics["train"]["offpolicy/batches_skipped"].append(float(is_far_off))
+        kind = "stored/" if batches[0].is_stored else ""
+        self._metrics["train"][f"offpolicy/{kind}batches_skipped"].append(float(is_far_off))
         if not is_far_off:
             return
         logger.warning(
             f"generation batch skipped by --ess_gate: {name} is {getattr(summary, name):.3g}, below {least:g}; its"
-            " samples are too far from the policy. Lower --max_staleness or the learning rate if this goes on."
+            f" samples are too far from the policy. Lower {'--max_store_age' if kind else '--max_staleness'} or the"
+            " learning rate if this goes on."
         )
-        self._has_behavior = True
-        self._off_policy_meter.merge(meter.state)
+        self._meter_of(batches[0]).merge(meter.state)
         for batch in batches:
             batch.loss_mask = torch.zeros_like(batch.loss_mask)
         self.refresh_rollouts()
@@ -147,9 +149,19 @@ class OffPolicyMixin:
 
     # --- metrics -------------------------------------------------------------------------------------------------
 
+    def _meter_of(self, batch: RLXBatch) -> OffPolicyMeter:
+        """Of the batches of its kind; all ranks have the same kind at a time."""
+        if batch.is_stored:
+            self._has_stored = True
+            return self._stored_meter
+        self._has_behavior = True
+        return self._off_policy_meter
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if self.model.training and self._has_behavior:
             self._record_off_policy()
+        if self.model.training and self._has_stored:
+            self._record_stored()
         super().log(logs, *args, **kwargs)
 
     def _record_off_policy(self) -> None:
@@ -171,6 +183,13 @@ class OffPolicyMixin:
             for name in PARTS if part else ():
                 metrics[f"offpolicy/{cell}/{name}"].append(getattr(part, name))
         self._warn_far_off(total)
+
+    def _record_stored(self) -> None:
+        """The same for batches from the store, as offpolicy/stored/<name>."""
+        meter, self._stored_meter = _over_ranks(self._stored_meter), OffPolicyMeter()
+        if (total := meter.summary()) is not None:
+            for name in TOTALS:
+                self._metrics["train"][f"offpolicy/stored/{name}"].append(getattr(total, name))
 
     def _warn_far_off(self, total: OffPolicySummary) -> None:
         """When it begins, and again when it begins anew."""

@@ -14,7 +14,7 @@ from swift_rlx.cluster.weight_directory import WeightDirectory
 from swift_rlx.errors import SchedulingError
 from swift_rlx.monitors import Monitor, WatchedBackend
 from swift_rlx.rewards import RewardCounters
-from swift_rlx.scheduler import RolloutConfig
+from swift_rlx.scheduler import RolloutConfig, WaitFiller
 from swift_rlx.scheduler.journal import Journal
 from swift_rlx.scheduler.resume import PromptOf, RolloutState
 from swift_rlx.scheduler.threaded import RolloutThread
@@ -108,11 +108,16 @@ class RolloutPipeline:
         """Have what is ready and older than the trainer's weights generated again; returns how many groups."""
         return self.thread.refresh()
 
-    def pick_up(self) -> tuple[TrainBatch, PickedBatch]:
-        """The next batch, and as the ranks get it; waits for it. Raises what the pipeline failed with."""
-        batch = self.thread.next_batch()
+    def pick_up(self, filler: WaitFiller | None = None) -> tuple[TrainBatch, PickedBatch | None]:
+        """The next batch, and as the ranks get it; waits for it. Raises what the pipeline failed with.
+
+        With a `filler` it may be a batch without groups, in whose place a stored one joins the step, and None.
+        """
+        batch = self.thread.next_batch(filler=filler)
         if batch is None:
             raise SchedulingError("the prompts ended before the training did")
+        if not batch.groups:
+            return batch, None
         if self._scorer.spread is not None:
             self._scorer.spread.picked_up()
         config = self.plan.config

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
 from swift_rlx.scheduler.journal import Journal
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.crew import ProcessCrew
-from swift_rlx.trainers.epoch_order import EpochOrder, EpochPrompts, batches_at
+from swift_rlx.trainers.epoch_order import EpochPrompts, batches_before, epoch_order, fresh_batches
 from swift_rlx.trainers.group_scoring import GroupScorer, is_late
 from swift_rlx.trainers.journal_place import journal_directory
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
@@ -67,11 +68,9 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
     args = trainer.args
     per_generation = args.steps_per_generation * trainer.num_iterations
     order = epoch_order(trainer)
-    per_epoch = order.prompts_per_epoch // order.batch_prompts
-    picked, total = (
-        batches_at(step, args.gradient_accumulation_steps, per_generation, per_epoch)
-        for step in (trainer.state.global_step, trainer.state.max_steps)
-    )
+    now, end = trainer.state.global_step, trainer.state.max_steps
+    picked_before = partial(batches_before, trainer)
+    fresh = fresh_batches(args.offline_ratio, picked_before) if args.offline_ratio else None
     stall_s = max(STALL_S, STALL_SHARE * args.rollout_timeout_s)
     return RolloutConfig(
         batch_groups=order.batch_prompts,
@@ -80,7 +79,10 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         max_staleness=args.max_staleness,
         steps_per_batch=max(1, per_generation // args.gradient_accumulation_steps),
         batches_per_step=-(-args.gradient_accumulation_steps // per_generation),
-        max_batches=total - picked,
+        fresh_batches=fresh,
+        max_batches=picked_before(end) - picked_before(now)
+        if fresh is None
+        else sum(map(fresh, range(now, end))),
         max_inflight=args.rollout_max_inflight or args.rlx_engine_options.get("max_num_seqs"),
         target_latency_s=args.rollout_target_latency_s,
         weight_update=None if args.weight_update == "auto" else WeightUpdate(args.weight_update),
@@ -94,17 +96,6 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
         token_gap_limit_s=stall_s,
         sampling=sampling,
         seed=args.seed,
-    )
-
-
-def epoch_order(trainer: Any) -> EpochOrder:
-    """The order in which the trainer's sampler visits the rows."""
-    args = trainer.args
-    return EpochOrder(
-        num_rows=len(trainer.train_dataset),
-        batch_prompts=args.generation_batch_size // trainer.num_generations,
-        seed=args.seed,
-        shuffle=bool(trainer.shuffle_dataset),
     )
 
 

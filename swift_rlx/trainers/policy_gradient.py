@@ -21,6 +21,7 @@ from swift.rlhf_trainers import GRPOTrainer
 
 from swift_rlx.algorithms import k2
 from swift_rlx.errors import ConfigError
+from swift_rlx.rewards.combination import Combination
 from swift_rlx.trainers.batch import RLXBatch, Rollout, split_rows, stack_rows, window_totals
 from swift_rlx.trainers.off_policy import OffPolicyMixin, per_token
 from swift_rlx.trainers.reward_columns import RewardColumnsMixin
@@ -133,12 +134,7 @@ class PolicyGradientTrainer(
         is_training = self.model.training
         group_size = self.num_generations if is_training else self.num_generations_eval
         group_ids = torch.arange(len(self._rewards_per_func)) // group_size
-        usable = self.usable_rows(len(group_ids))
-        counted = self._rewards_per_func.cpu().masked_fill(
-            ~usable[:, None], torch.nan
-        )  # others move no statistic
-        combined = self.combine(counted, group_ids, update=is_training)
-        self.record_objectives(combined)
+        combined = self.combined_rewards(self.usable_rows(len(group_ids)), group_ids)
         rewards = combined.rewards_B
         if self.args.reward_clip is not None:
             rewards = rewards.clamp(-self.args.reward_clip, self.args.reward_clip)
@@ -160,6 +156,13 @@ class PolicyGradientTrainer(
             reduce_sum=self._sum_over_ranks,
             is_training=is_training,
         )
+
+    def combined_rewards(self, usable_N: torch.Tensor, group_ids_N: torch.Tensor) -> Combination:
+        """One reward a row of all ranks; rows that may not train have none, and move no statistic."""
+        counted = self._rewards_per_func.cpu().masked_fill(~usable_N[:, None], torch.nan)
+        combined = self.combine(counted, group_ids_N, update=self.model.training)
+        self.record_objectives(combined)
+        return combined
 
     # --- what a pipeline knows of the rows; without one they were all made by the current weights --------------
 
@@ -190,9 +193,7 @@ class PolicyGradientTrainer(
         masks = [batch.completion_mask for batch in batches]
         loss_masks = split_rows(loss_mask_nT, masks)
         counts_M = torch.stack([self._count(mask) for mask in loss_masks])
-        totals_M = window_totals(
-            self.accelerator.reduce(counts_M, "sum"), self.args.gradient_accumulation_steps
-        )
+        totals_M = window_totals(self.accelerator.reduce(counts_M, "sum"), self.micro_batches_per_window)
         rows = zip(
             encoded_inputs, batches, split_rows(advantages_nT, masks), loss_masks, totals_M, strict=True
         )
@@ -200,6 +201,11 @@ class PolicyGradientTrainer(
             ready = RLXBatch.of(batch, advantages, loss_mask, total)
             encoded["grpo_batch"] = replace(ready, **self.behavior_fields(index))
         self.gate([encoded["grpo_batch"] for encoded in encoded_inputs])
+
+    @property
+    def micro_batches_per_window(self) -> int:
+        """Over so many micro-batches of this rank a loss is one mean."""
+        return int(self.args.gradient_accumulation_steps)
 
     def _count(self, loss_mask_BT: torch.Tensor) -> torch.Tensor:
         units = loss_mask_BT.any(1) if self.loss_unit == "row" else loss_mask_BT

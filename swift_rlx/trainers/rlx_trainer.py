@@ -14,10 +14,17 @@ from swift_rlx.trainers.monitoring import MonitoringMixin
 from swift_rlx.trainers.policy_gradient import PolicyGradientTrainer
 from swift_rlx.trainers.process_group import ProcessGroupMixin
 from swift_rlx.trainers.resume import ResumeMixin
+from swift_rlx.trainers.stored_training import StoredTrainingMixin
 
 
 class RLXTrainer(
-    ProcessGroupMixin, MonitoringMixin, AsyncRolloutMixin, ResumeMixin, EvaluationMixin, PolicyGradientTrainer
+    ProcessGroupMixin,
+    StoredTrainingMixin,
+    MonitoringMixin,
+    AsyncRolloutMixin,
+    ResumeMixin,
+    EvaluationMixin,
+    PolicyGradientTrainer,
 ):
     """Trains on batches of the asynchronous pipeline, or samples each by the weights that it then trains.
 
@@ -44,7 +51,7 @@ class RLXTrainer(
                 f"{type(self).__name__} has no reward to learn from: give reward_funcs=[...] or reward_model=[...]"
             )
         template.set_mode("train")  # encode the completions too; `swift rlhf` has done it already
-        train_dataset = startup.fit_prompts(train_dataset, template, model, args)
+        train_dataset = self.fitted(train_dataset, template, model, args)
         startup.check_rows(train_dataset, args)
         self.min_group_size = resolve(args.rlx_type).min_generations
         super().__init__(model, args=args, template=template, train_dataset=train_dataset, **kwargs)
@@ -53,5 +60,13 @@ class RLXTrainer(
                 f"beta {self.beta:g} measures the KL from a reference, and there is none: without an adapter to"
                 " switch off give ref_model=, a second copy of the model, or use beta 0"
             )
+        self.check_and_tell()
+
+    def fitted(self, dataset: Any, template: Any, model: Any, args: RLXConfig) -> Any:
+        """The rows that can be trained. Raises ConfigError."""
+        return startup.fit_prompts(dataset, template, model, args)
+
+    def check_and_tell(self) -> None:
+        """Refuse rewards without their columns, and log what will be trained. Raises ConfigError."""
         startup.check_columns(self.train_dataset, self.checked_rewards)
-        startup.log_plan(self.train_dataset, args, args.group_baseline)
+        startup.log_plan(self.train_dataset, self.args, self.args.group_baseline)

@@ -1,5 +1,6 @@
 """A picked-up batch as rows that reach every rank: completions, their rewards, and which tokens train."""
 
+import enum
 import math
 from collections.abc import Sequence, Set
 
@@ -30,6 +31,8 @@ class Row(msgspec.Struct, frozen=True):
     is_filler: bool = False
     turns: str = ""
     """JSON of what a conversation left (`conversations.py`); empty for a single answer."""
+    reward: float | None = None
+    """Of a stored row: the combined reward that was stored with it."""
 
     def tokens(self) -> list[int]:
         """Token ids as sampled, environment tokens of a conversation included."""
@@ -40,10 +43,21 @@ class Row(msgspec.Struct, frozen=True):
         return np.frombuffer(self.logprobs, "<f4").tolist()  # type: ignore[no-any-return]
 
 
+class Origin(enum.Enum):
+    """Where a picked-up batch comes from, and what it is for."""
+
+    FRESH = "fresh"
+    STORED = "stored"
+    """A generation batch in the place of a fresh one."""
+    FILL = "fill"
+    """Joins the step that waits for a fresh one."""
+
+
 class PickedBatch(msgspec.Struct, frozen=True):
     """What rank 0 tells the others. `late`: numbers of the reward columns that are scored at the pick-up.
 
-    `versions`: of each reward that was scored in the pipeline, the same for all rows that train.
+    `versions`: of each reward that was scored in the pipeline, the same for all rows that train. `prompts`: of a stored
+    batch, JSON of the columns of each group's prompt.
     """
 
     step: int
@@ -51,6 +65,8 @@ class PickedBatch(msgspec.Struct, frozen=True):
     late: list[int]
     rows: list[Row]
     versions: dict[str, str] = {}
+    origin: Origin = Origin.FRESH
+    prompts: list[str] = []
 
 
 def rows_of_batch(

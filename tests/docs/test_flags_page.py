@@ -19,9 +19,11 @@ from swift_rlx.integration.conflicts import REFUSALS, check_conflicts
 from swift_rlx.integration.engine_options import FORWARDED, REPLACED
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES
 from swift_rlx.integration.off_policy_fields import OffPolicyFields
+from swift_rlx.integration.offline_fields import OfflineFields
 from swift_rlx.integration.reward_fields import RewardFields
 from swift_rlx.integration.rollout_fields import RolloutFields
 from swift_rlx.integration.share_prompt_field import SharePromptField
+from swift_rlx.integration.store_fields import StoreFields
 
 STATUSES = {
     "en": {"same": "same", "differs": "differs", "no effect": "no effect"},
@@ -159,7 +161,7 @@ def test_the_table_of_our_flags_has_each_with_the_default_of_each_type() -> None
     assert table["ema_baseline_decay"] == [
         str(FIELD_DEFAULTS["ema_baseline_decay"]) if "ema" in each.baselines else "-" for each in types
     ]
-    groups = (RolloutFields, OffPolicyFields, RewardFields, SharePromptField)
+    groups = (RolloutFields, OffPolicyFields, RewardFields, SharePromptField, StoreFields, OfflineFields)
     for each in (field for group in groups for field in dataclasses.fields(group)):
         assert table[each.name] == [shown(each.default)] * 3, each.name
 

@@ -17,9 +17,12 @@ from swift_rlx.algorithms.offline import (
     normalized,
     temperature_for,
 )
+from swift_rlx.algorithms.offline.objective_settings import DEFAULT_BETA, SETTINGS, WITH_BETA
+from swift_rlx.integration.algorithm_table import ALGORITHMS
 from swift_rlx.scheduler import BatchSource, HybridSchedule
 
 PAGES = ("offline", "offline_rloo", "offline_imitation", "offline_cql", "constraint_filter")
+SETTINGS_HEADS = (["objective", "settings"], ["目标", "设置"])
 NEEDS = {
     "rewards": ("rewards", "奖励"),
     "pairwise": ("scores of one or more sources", "一个或几个来源的分数"),
@@ -41,6 +44,25 @@ def test_every_objective_is_named_with_what_it_needs(language):
         }
         assert set(re.split(r", |、", needs)) == expected
         assert name in read(language, re.search(r"\((\w+)\.md\)", page)[1])
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_setting_of_every_objective_is_named(language):
+    [rows] = [table[1:] for table in tables(read(language, "offline")) if table[0] in SETTINGS_HEADS]
+    assert [row[0].strip("`") for row in rows] == list(OBJECTIVES)
+    for name, settings in rows:
+        for setting in SETTINGS.get(name.strip("`"), {}):
+            assert f"`{setting}`" in settings
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_weights_of_the_kl_are_the_defaults(language):
+    [rows] = [
+        table[1:] for table in tables(read(language, "offline")) if len(table[0]) == 2 and len(table) > 10
+    ]
+    [beta] = [text for name, text in rows if name == "`--beta`"]
+    numbers = [float(one) for one in re.findall(r"[(（](\d[\d.]*)[)）]", beta)]
+    assert sorted(numbers) == sorted([ALGORITHMS["rloo"].beta, *(DEFAULT_BETA[name] for name in WITH_BETA)])
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doc_pages import LANGUAGES, blocks, read, tables
+from doc_pages import LANGUAGES, blocks, flags, parser, read, swift_commands, tables, without_downloads
 from stored_groups import filled, stored_group
 
 from swift_rlx.cli.main import build_parser
+from swift_rlx.integration.store_fields import FIELD_DEFAULTS
 from swift_rlx.store import TrajectoryStore
 from swift_rlx.store.log_rows import MEANINGS
 from swift_rlx.store.row_columns import row_schema, text_schema
 from swift_rlx.store.schema import columns
+from swift_rlx.trainers.stored_training import SHOWN_APART
 
 
 def table_with(language: str, cell: str) -> list[list[str]]:
@@ -23,13 +26,32 @@ def table_with(language: str, cell: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_command_of_the_page_is_accepted(language: str) -> None:
-    [commands] = blocks(read(language, "trajectory_store"), "bash")
+    commands, _ = blocks(read(language, "trajectory_store"), "bash")
     lines = commands.strip().splitlines()
     assert len(lines) == 6
     for line in lines:
         program, *arguments = shlex.split(line)
         assert program == "swift-rlx"
         build_parser().parse_args(arguments)
+
+
+def test_the_training_of_the_page_is_accepted(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    [words] = swift_commands(read("en", "trajectory_store"))
+    args = parser()(without_downloads(words, tiny_model, write_rows(16), tmp_path))
+    assert (args.trajectory_store, args.offline_ratio) == ("answers.store", 0.5)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_flags_and_metrics_of_the_page_are_those_of_the_code(language: str) -> None:
+    page = read(language, "trajectory_store")
+    named = {
+        name for row in table_with(language, "`--offline_ratio`, `--online_every`") for name in flags(row[0])
+    }
+    assert named == set(FIELD_DEFAULTS) - {"trajectory_store", "offline_objective"}
+    for name in SHOWN_APART:
+        assert f"`stored/{name.rpartition('/')[2]}`" in page
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -32,7 +32,12 @@ def test_auto_stands_for_the_rule_of_the_algorithm(name: str, algorithm: str, le
 
 
 def given(**changes: Any) -> SimpleNamespace:
-    stock = {"async_rollout": True, "max_completion_length": 64, "off_policy_sequence_mask_delta": None}
+    stock = {
+        "async_rollout": True,
+        "rlx_offline": None,
+        "max_completion_length": 64,
+        "off_policy_sequence_mask_delta": None,
+    }
     return SimpleNamespace(**(FIELD_DEFAULTS | stock | changes))
 
 

@@ -1,0 +1,29 @@
+"""The arguments of a run on stored groups alone, besides those of the store."""
+
+from dataclasses import dataclass, field, fields
+
+# No `from __future__ import annotations` here: ms-swift's parser evaluates the annotations in another module.
+
+
+@dataclass
+class OfflineFields:
+    """New fields of `swift rlhf`; see fields.py."""
+
+    offline_settings: str | None = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] Settings of --offline_objective as a JSON object, for a store as --dataset."
+            ' softmax_ce: tau, length_norm, skip_uninformative. awac: temperature, advantages ("group" or "reward"),'
+            " floor, low_share, length_norm. cql: alpha, gamma, q_scale, td_from."
+        },
+    )
+    store_recipe: str | None = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] What the rewards that train are made of, as `swift-rlx store info` shows it, where a"
+            " store as --dataset has rewards of several kinds."
+        },
+    )
+
+
+FIELD_DEFAULTS = {each.name: each.default for each in fields(OfflineFields)}

@@ -1,0 +1,25 @@
+"""For a process of a benchmark: what generates cannot be imported, as where no engine is installed."""
+
+import sys
+from importlib.abc import MetaPathFinder
+
+ENGINES = {
+    "vllm",
+    "swift.infer_engine.vllm_engine",
+    "swift_rlx.backends.transformers_engine",
+    "swift_rlx.backends.vllm_engine",
+    "swift_rlx.cluster.worker_process",
+    "swift_rlx.trainers.pipeline_plan",
+}
+
+
+class NoEngine(MetaPathFinder):
+    """Knows nothing but what must not be there."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname in ENGINES:
+            raise ModuleNotFoundError(f"No module named {fullname!r}: there is no engine here", name=fullname)
+        return None
+
+
+sys.meta_path.insert(0, NoEngine())
