@@ -97,6 +97,17 @@ class Capacity:
         made = sum(when == step + self._config.steps_per_batch for when, _ in self._picks)
         return max(self._config.batches_per_step - 1 - made, 0)
 
+    def next_pick(self, step: int) -> tuple[int, int]:
+        """The optimizer step of the next pick-up, the trainer being at `step`, and how many of that step follow it."""
+        config = self._config
+        if self._picks:
+            past = self._picks[-1][0]
+            made = sum(when == past for when, _ in self._picks)
+            if made < config.batches_per_step:
+                return past - config.steps_per_batch, config.batches_per_step - 1 - made
+            step = max(step, past)
+        return step, config.batches_per_step - 1
+
     @property
     def has_admitted_all(self) -> bool:
         """Whether what `max_batches` allows is admitted."""
