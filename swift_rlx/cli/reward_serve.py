@@ -22,7 +22,7 @@ EXAMPLE = """\
 examples:
     swift-rlx reward serve --reward comment_bonus format_length --port 8101
     swift-rlx reward serve --reward helpful=model:/models/rm_v3 --version v3 --workers 2 --port 8101
-    swift-rlx reward serve --reward 'safe=min(model:/models/a, model:/models/b)' --version v1
+    swift-rlx reward serve --reward 'safe=wco(model:/models/a, model:/models/b)' --version v1
     SWIFT_RLX_REWARD_TOKEN_FILE=/run/secrets/token swift-rlx reward serve --reward helpful --host 0.0.0.0
 
 A run uses it as --reward_funcs http://127.0.0.1:8101/helpful@v3. The token of clients comes from the variable

@@ -1,7 +1,7 @@
 """The one object that a run tells what happens: it keeps the timeline, the metrics and the summary.
 
     Monitor(run_directory)   completion, failed, scored, trained,
-                             published, batch                               from any thread, as things happen
+                             published, batch, scored_by                    from any thread, as things happen
                              window(statistics)                             once for each line of the log
                              progress(statistics)                           for the progress bar, as often as wanted
                              summary(statistics), close()                   at the end
@@ -23,6 +23,7 @@ from swift_rlx.monitors.meter import RolloutMeter
 from swift_rlx.monitors.metrics_file import MetricsFile
 from swift_rlx.monitors.progress import progress_line
 from swift_rlx.monitors.records import Counters, Phase, RolloutPlan
+from swift_rlx.monitors.reward_changes import RewardChanges
 from swift_rlx.monitors.summary import ledger_line, summary_line
 from swift_rlx.monitors.timeline import Timeline, Value
 from swift_rlx.types import Completion, PolicyVersion, TrainBatch
@@ -51,6 +52,7 @@ class Monitor:
         self._step = 0
         self._lock = threading.Lock()  # of the meter
         self._meter = RolloutMeter(self._start_s)
+        self._rewards = RewardChanges()
         self._last: dict[str, float] = {}
         self._batch_details: dict[str, Value] = {}
         self._metrics = MetricsFile(run_directory / "metrics.jsonl")
@@ -115,6 +117,14 @@ class Monitor:
         oldest = max((batch.step - int(one[0]) for one in steps), default=0)
         self._batch_details = {"groups": len(batch.groups), "answers": len(steps), "oldest_token": oldest}
 
+    def scored_by(self, step: int, versions: Mapping[str, str]) -> None:
+        """Optimizer step `step` trains on scores of these versions of the rewards, by their names."""
+        with self._lock:
+            self._rewards.trained(step, versions)
+        told = ", ".join(f"{name}={version}" for name, version in versions.items() if version)
+        if told:
+            self._batch_details["reward_versions"] = told
+
     def window(self, counters: Counters | None = None) -> dict[str, float]:
         """The metrics since the last call, for the log; also written to the files.
 
@@ -142,12 +152,16 @@ class Monitor:
         return progress_line(values, width)
 
     def summary(self, counters: Counters | None = None) -> str:
-        """Two lines for the end of the run: what limited it and what to change; what became of the tokens."""
+        """Lines for the end of the run: what limited it and what to change; what became of the tokens.
+
+        And, where rewards were replaced while it ran, by which versions, and when.
+        """
         with self._lock:
             if counters is not None:
                 self._meter.count(counters)
-            totals = self._meter.totals()
-        return f"{summary_line(totals, self._plan)}\n{ledger_line(totals.tokens)}"
+            totals, replaced = self._meter.totals(), self._rewards.line()
+        lines = [summary_line(totals, self._plan), ledger_line(totals.tokens)]
+        return "\n".join(lines if replaced is None else [*lines, replaced])
 
     def close(self) -> None:
         """End the files. May be called twice; what is told later is ignored."""

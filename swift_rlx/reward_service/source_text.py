@@ -2,7 +2,8 @@
 
 comment_bonus                       a reward by its name, from a package or a file of `--external-plugins`
 helpful=model:/models/rm_v3         a reward model of transformers, under the name `helpful`
-safe=min(model:/a, model:/b)        an ensemble: mean, min, or uwo (mean - variance / 2); of names, models, or both
+safe=wco(model:/a, model:/b)        an ensemble: mean, wco (also min: the lowest), uwo or uwo:C (mean - C x variance,
+                                    0.5 if not said), as `--reward_ensemble`; of names, models, or both
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from dataclasses import dataclass
 from swift_rlx.errors import ConfigError
 
 MODEL = "model:"
-JOINS = ("mean", "min", "uwo")
-_ENSEMBLE = re.compile(r"(\w+)\((.+)\)")
+JOINS = ("mean", "wco", "min", "uwo", "uwo:C")
+_JOIN = re.compile(r"mean|wco|min|uwo(:\d+(\.\d+)?)?")
+_ENSEMBLE = re.compile(r"([^(]*)\((.*)\)")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A served name and its members; `join`: how an ensemble becomes one score, None for a single member."""
+    """A served name and its members; `join`: the kind of ensemble that they are, None for a single member."""
 
     name: str
     members: tuple[str, ...]
@@ -31,11 +33,11 @@ def parse_source(text: str) -> Source:
     name, equals, rest = text.partition("=")
     if not equals:
         name = rest = text
-    ensemble = _ENSEMBLE.fullmatch(rest.strip())
+    ensemble = None if rest.startswith(MODEL) else _ENSEMBLE.fullmatch(rest.strip())
     join, listed = (ensemble[1], ensemble[2].split(",")) if ensemble else (None, [rest])
     members = tuple(member.strip() for member in listed)
     is_named = bool(re.fullmatch(r"[\w.-]+", name)) and (equals or not (ensemble or rest.startswith(MODEL)))
-    if not is_named or not all(members) or (join is not None and join not in JOINS):
+    if not is_named or not all(members) or (join is not None and not _JOIN.fullmatch(join)):
         raise ConfigError(
             f"--reward {text!r} is refused: give a reward's name, NAME=model:PATH, or NAME=JOIN(MEMBER, MEMBER) with"
             f" JOIN one of {', '.join(JOINS)}"

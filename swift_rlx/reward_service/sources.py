@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import math
 import re
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,24 +25,12 @@ ModelScorer = Callable[[Sequence[Any], Mapping[str, list[Any]]], list[float]]
 Loader = Callable[[str], ModelScorer]
 
 
-UWO = 0.5
-"""Weight of the variance."""
-
-
-def _uwo(scores: Sequence[float]) -> float:
-    return statistics.fmean(scores) - UWO * statistics.pvariance(scores)
-
-
-JOINED: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "min": min, "uwo": _uwo}
-"""Coste et al. 2024 (arXiv:2310.02743): mean, worst case (WCO), and uncertainty-weighted (UWO)."""
-
-
 class ServedReward:
     """A source, built: in a worker process. Raises `ConfigError` and `PluginError`."""
 
     def __init__(self, source: Source, version: str, load: Loader) -> None:
         self._members = [_Member(member, load) for member in source.members]
-        self._join = None if source.join is None else JOINED[source.join]
+        self._joined = None if source.join is None else _joining(source.join)
         version = version or "+".join(member.version for member in self._members)
         if not re.fullmatch(r"[\w.+-]+", version):
             raise ConfigError(
@@ -76,14 +63,32 @@ class ServedReward:
         names = dict.fromkeys(name for row in rows for name in row.columns)
         columns = {name: [row.columns.get(name) for row in rows] for name in names}
         by_member = [member.score(completions, columns) for member in self._members]
-        if self._join is None:
+        if self._joined is None:
             return by_member[0]
-        # A row that a member could not score has no ensemble score: its mean would be of other models than its
-        # siblings'.
-        return [
-            None if None in row else self._join([score for score in row if score is not None])
-            for row in zip(*by_member, strict=True)
-        ]
+        return self._joined(list(zip(*by_member, strict=True)))
+
+
+def _joining(kind: str) -> Callable[[list[tuple[float | None, ...]]], list[float | None]]:
+    """What makes one score of each row's, where every member scored it.
+
+    A row that a member could not score has none: its mean would be of other models than its siblings'. torch is
+    imported here, so that a service of plain rewards does without.
+    """
+    import torch
+
+    from swift_rlx.rewards.ensemble import parse_ensemble
+
+    ensemble = parse_ensemble("wco" if kind == "min" else kind)
+    assert ensemble is not None
+
+    def joined(rows: list[tuple[float | None, ...]]) -> list[float | None]:
+        members_BM = torch.tensor(
+            [[math.nan if one is None else one for one in row] for row in rows], dtype=torch.float64
+        )
+        scores = ensemble.reduced(members_BM).tolist()
+        return [None if None in row else score for row, score in zip(rows, scores, strict=True)]
+
+    return joined
 
 
 class _Member:

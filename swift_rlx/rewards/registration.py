@@ -40,7 +40,8 @@ def register_reward(
     version: told apart in logs and stored scores; by default the version of the distribution that offers the
     reward. scope: what one call of a list-form reward should see. 'group': the completions of one prompt
     suffice, and where the call fails it is repeated row by row to find the rows to blame. 'batch': the values
-    depend on the whole batch; it is called once with all rows of this rank and is never split.
+    depend on the whole batch; it is called once with all rows of the batch (without the pipeline: of this rank) and is
+    never split.
     thread_safe: a synchronous reward may run in several threads of the trainer's process at a time, instead of in
     processes of its own; it must not set alarms, and a call that hangs cannot be ended there. cache: a score depends
     on the prompt, the completion and the data set's columns alone, so that it is asked for once. limits: how fast the
@@ -56,6 +57,11 @@ def register_reward(
         )
     if scope not in ("group", "batch"):
         raise ConfigError(f"register_reward({name!r}) got scope {scope!r}: it is 'group' or 'batch'")
+    if scope == "batch" and cache:
+        raise ConfigError(
+            f"register_reward({name!r}) got cache=True with scope 'batch': its scores depend on the other rows of the"
+            " batch, so that a known one is of no use; drop one of the two"
+        )
     # The caller's module and not the object's: an instance of a class from a package, configured in a user's
     # file, is that file's reward.
     caller = sys._getframe(1).f_globals

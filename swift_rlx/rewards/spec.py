@@ -139,8 +139,8 @@ def describe_reward(
     function, bound = _unwrap_partials(target)
     first, *rest = _parameters(target, label)
     columns = [p for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
-    mark: RewardMark = getattr(target, MARK, None) or getattr(function, MARK, None) or RewardMark()
     declared = source if source is not None else function
+    mark: RewardMark = getattr(target, MARK, None) or getattr(declared, MARK, None) or RewardMark()
     per_completion = first.name in ONE_COMPLETION
     if per_completion and mark.scope == "batch":
         raise PluginError(f"{label} takes one {first.name!r} but asks for scope 'batch': take `completions`")

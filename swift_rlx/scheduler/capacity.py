@@ -103,6 +103,17 @@ class Capacity:
         """One more batch than was planned is picked up at this optimizer step: the store lacks what was due from it."""
         self._further[step] += 1
 
+    def next_pick(self, step: int) -> tuple[int, int]:
+        """The optimizer step of the next pick-up, the trainer being at `step`, and how many of that step follow it."""
+        config = self._config
+        if self._picks:
+            past = self._picks[-1][0]
+            made = sum(when == past for when, _ in self._picks)
+            if made < config.batches_per_step:
+                return past - config.steps_per_batch, config.batches_per_step - 1 - made
+            step = max(step, past)
+        return step, config.batches_per_step - 1
+
     @property
     def has_admitted_all(self) -> bool:
         """Whether what `max_batches` allows is admitted."""

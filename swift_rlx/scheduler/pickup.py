@@ -19,7 +19,7 @@ from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.scheduler.ready import ReadyGroup, hand_over
 from swift_rlx.scheduler.state import RunState
 from swift_rlx.scheduler.wait_filler import WaitFiller
-from swift_rlx.types import Fate, TrainBatch, TrainGroup
+from swift_rlx.types import Fate, TrainBatch, TrainGroup, TrajectoryGroup
 
 
 class PickUp:
@@ -38,9 +38,7 @@ class PickUp:
         if state.replay:
             return self._again(step, may_fill=filler is not None)
         self._send_back(state.ready.take_expired(step))
-        count = state.config.batch_groups
-        if state.has_admitted_all and state.book.oldest_not_ready() is None:
-            count = min(count, len(state.ready))
+        count = self._batch_size()
         picks_left, awaited = state.capacity.picks_left(step), self._awaited()
         available = state.ready.available(state.book.oldest_not_ready())
         if not count or available < count or self._must_wait(step, picks_left, awaited):
@@ -55,6 +53,28 @@ class PickUp:
         picked = PickedUp(step, orders, unfinished, waited or has_filled)
         state.note(picked)
         return self._hand_over(chosen, picked, waited_s)
+
+    def foreseen(self) -> list[TrajectoryGroup]:
+        """The groups of the next batch if it is made of what is ready now; none while that is not enough.
+
+        What is scored or sent back until then may change the choice.
+        """
+        state = self._state
+        step, picks_left = state.capacity.next_pick(state.version.step)
+        count, oldest_open = self._batch_size(), state.book.oldest_not_ready()
+        if state.replay or not count or state.ready.available(oldest_open) < count:
+            return []
+        if any(ready.deadline < step for ready in state.ready.groups()):
+            return []
+        chosen = state.ready.choose(step, count, picks_left, self._awaited())
+        return [ready.group for ready in chosen]
+
+    def _batch_size(self) -> int:
+        """Groups of the next batch: fewer than the others have where no more will come."""
+        state = self._state
+        if state.has_admitted_all and state.book.oldest_not_ready() is None:
+            return min(state.config.batch_groups, len(state.ready))
+        return state.config.batch_groups
 
     def _leave_to_store(self, waited_s: float) -> TrainBatch:
         """A batch without groups, which changes nothing but the journal: the step goes on."""

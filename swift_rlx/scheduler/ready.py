@@ -120,16 +120,20 @@ class ReadyBuffer:
     def pick(
         self, step: int, count: int, picks_left: int = 0, awaited: Sequence[int] = ()
     ) -> list[ReadyGroup]:
-        """Remove and return `count` groups for the pick-up at `step`.
+        """Remove and return the groups of `choose`."""
+        return self.take(one.group.order for one in self.choose(step, count, picks_left, awaited))
+
+    def choose(
+        self, step: int, count: int, picks_left: int = 0, awaited: Sequence[int] = ()
+    ) -> list[ReadyGroup]:
+        """`count` groups for the pick-up at `step`.
 
         `picks_left`: further pick-ups of the same step. `awaited`: deadlines of groups that are not ready and must
         find a place at one of the next pick-ups.
         """
         if self._config.train_order is TrainOrder.ADMISSION:
-            chosen = sorted(self._groups)[:count]
-        else:
-            chosen = [ready.group.order for ready in self._most_urgent(step, count, picks_left, awaited)]
-        return self.take(chosen)
+            return [self._groups[order] for order in sorted(self._groups)[:count]]
+        return self._most_urgent(step, count, picks_left, awaited)
 
     def _most_urgent(
         self, step: int, count: int, picks_left: int, awaited: Sequence[int]

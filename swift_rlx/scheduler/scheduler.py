@@ -43,7 +43,7 @@ from swift_rlx.scheduler.state import Events, RunState, Scorer
 from swift_rlx.scheduler.statistics import Statistics, statistics_of
 from swift_rlx.scheduler.tasks import Supervisor
 from swift_rlx.scheduler.wait_filler import WaitFiller
-from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
+from swift_rlx.types import PolicyVersion, Prompt, TrainBatch, TrajectoryGroup
 
 
 class RolloutScheduler:
@@ -168,6 +168,10 @@ class RolloutScheduler:
         finally:
             if limit is not None:
                 limit.cancel()
+
+    def foreseen(self) -> list[TrajectoryGroup]:
+        """The groups that the next batch will most likely have; none while too few are ready."""
+        return self._pickup.foreseen()
 
     def publish(self, payload: object, steps: int = 1) -> PolicyVersion:
         """The trainer has made `steps` optimizer steps since the last call; offer its weights.

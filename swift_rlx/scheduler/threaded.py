@@ -28,7 +28,7 @@ from swift_rlx.scheduler.scheduler import RolloutScheduler
 from swift_rlx.scheduler.state import Scorer
 from swift_rlx.scheduler.statistics import Statistics
 from swift_rlx.scheduler.wait_filler import WaitFiller
-from swift_rlx.types import PolicyVersion, Prompt, TrainBatch
+from swift_rlx.types import PolicyVersion, Prompt, TrainBatch, TrajectoryGroup
 
 MakeBackends = Callable[[], Awaitable[Sequence[Backend]]]
 """Starts the workers, in the loop that will use them; closes those that it started where it raises."""
@@ -152,6 +152,14 @@ class RolloutThread:
             return self._running().refresh()
 
         return self._thread.call(refresh())
+
+    def foreseen(self) -> list[TrajectoryGroup]:
+        """As `RolloutScheduler.foreseen`."""
+
+        async def foreseen() -> list[TrajectoryGroup]:
+            return self._running().foreseen()
+
+        return self._thread.call(foreseen())
 
     def statistics(self) -> Statistics:
         """The counters now, or those of the end."""

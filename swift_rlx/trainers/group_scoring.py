@@ -1,13 +1,13 @@
 """Scoring in the pipeline: one group at a time, while the trainer trains.
 
-Reward models, rewards of the whole batch, and those that turn out to need this process's main thread are late: they
-score when the batch is picked up. Where the others run, `reward_crew` says.
+Rewards of the whole batch score in `batch_scoring`. Reward models, and rewards that turn out to need this process's
+main thread, are late: they score there when the batch is picked up. Where the others run, `reward_crew` says.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ from swift.utils import get_logger
 from swift_rlx.errors import ConfigError
 from swift_rlx.rewards import RewardCounters
 from swift_rlx.rewards.execution import NeedsMainThread
+from swift_rlx.rewards.reward_loop import RewardLoop
 from swift_rlx.rewards.runner import Scored
 from swift_rlx.rewards.version_watch import VersionChange, VersionWatch
 from swift_rlx.trainers.reward_crew import RunReward
@@ -30,8 +31,13 @@ SAY_EVERY_S = 60.0
 
 
 def is_late(reward: RunReward | None) -> bool:
-    """Whether a reward (None: a reward model) is known to score only when a batch is picked up."""
+    """Whether a reward (None: a reward model) is known to score only in the main thread, at the pick-up of a batch."""
     return reward is None or reward.runner is None
+
+
+def is_of_groups(reward: RunReward | None) -> bool:
+    """Whether a reward scores a group as soon as its answers are there."""
+    return reward is not None and not is_late(reward) and reward.spec.scope == "group"
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class GroupScorer:
         self.on_scored: Callable[[str, float, float, int], None] = lambda name, begin_s, end_s, rows: None
         self._has_environment = has_environment
         self.late = {at for at, reward in enumerate(rewards) if is_late(reward)}
+        self.on_group: Callable[[], None] = lambda: None
+        """Told, in the loop, after a group has become ready or was turned away."""
         self._rewards = rewards
         self._encoder = encoder
         self._trainer_state = trainer_state
@@ -77,13 +85,13 @@ class GroupScorer:
             for member in group.members:
                 scored = {part.name for part in member.score.breakdown}
                 self.late |= {
-                    at for at, one in enumerate(self._rewards) if one is not None and one.name not in scored
+                    at for at, one in enumerate(self._rewards) if is_of_groups(one) and one.name not in scored
                 }
 
     @property
     def _has_more(self) -> bool:
         """Whether rewards come in beside those that are scored here."""
-        return bool(self.late) or self._has_environment
+        return bool(self.late or self.of_batches()) or self._has_environment
 
     async def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score a completion. Raises what a reward raises under `--reward_on_error raise`.
@@ -91,17 +99,21 @@ class GroupScorer:
         Raises ConfigError where `--dynamic_sample` has no say any more, because a reward turns out to be late.
         """
         scores = await self._scores(prompt, completions)
+        asyncio.get_running_loop().call_soon(self.on_group)
         if self.spread is not None:
             self.spread.check(scores)
         return scores
 
     async def _scores(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         samples = [sample_of(self._encoder, prompt, completion) for completion in completions]
-        now = [at for at in range(len(self._rewards)) if at not in self.late]
+        now = [at for at, one in enumerate(self._rewards) if at not in self.late and is_of_groups(one)]
+        by_column = await self._by_column(now, samples)
+        return [self._one_score(row, by_column) for row in range(len(completions))]
+
+    async def _by_column(self, now: Sequence[int], samples: list[Any]) -> dict[int, Scored]:
         columns = _columns(samples, self._trainer_state)
         found = await asyncio.gather(*(self._timed(at, samples, columns) for at in now))
-        by_column = {at: scored for at, scored in zip(now, found, strict=True) if scored is not None}
-        return [self._one_score(row, by_column) for row in range(len(completions))]
+        return {at: scored for at, scored in zip(now, found, strict=True) if scored is not None}
 
     async def _timed(self, at: int, samples: list[Any], columns: dict[str, Any]) -> Scored | None:
         begin_s, name = time.monotonic(), self._rewards[at].name
@@ -167,6 +179,39 @@ class GroupScorer:
             taken.setdefault(name, RewardCounters()).add(counters)
         return taken
 
+    # --- rewards of a whole batch ----------------------------------------------------------------------------------
+
+    def of_batches(self) -> list[int]:
+        """Columns of the rewards of a whole batch that score beside the training."""
+        return [
+            at
+            for at, one in enumerate(self._rewards)
+            if one is not None and one.spec.scope == "batch" and at not in self.late
+        ]
+
+    def named(self, found: Mapping[int, Scored]) -> list[tuple[str, Scored]]:
+        """With the rewards' names in the place of their columns."""
+        return [(self._rewards[at].name, scored) for at, scored in sorted(found.items())]
+
+    def begin_batch(self, groups: Sequence[TrajectoryGroup]) -> Future[dict[int, Scored]]:
+        """Score the answers of these groups, in their order, by the rewards of a whole batch; from any thread."""
+        return self._loop.submit(self._score_batch(groups))
+
+    async def _score_batch(self, groups: Sequence[TrajectoryGroup]) -> dict[int, Scored]:
+        answers = [(group.prompt, one.completion) for group in groups for one in group.members]
+        samples = [sample_of(self._encoder, prompt, completion) for prompt, completion in answers]
+        return await self._by_column(self.of_batches(), samples)
+
+    def is_current(self, found: Mapping[int, Scored]) -> bool:
+        """Whether the rewards still have the versions that scored."""
+        return all(scored.version == self._rewards[at].version for at, scored in found.items())
+
+    def trained_by(self, found: Mapping[int, Scored]) -> dict[str, str]:
+        """A batch with these scores trains; their versions by reward."""
+        versions = {name: scored.version for name, scored in self.named(found)}
+        self._versions.trained(versions)
+        return versions
+
     # --- a batch that is picked up ---------------------------------------------------------------------------------
 
     def of_one_version(self, batch: TrainBatch) -> OneVersion:
@@ -198,7 +243,7 @@ class GroupScorer:
         logger.info(f"{len(old)} groups are scored again, by the rewards' new versions")
         groups = list(batch.groups)
         for at in old:
-            groups[at] = _with_scores(groups[at], self._wait_for_scores(groups[at].group))
+            groups[at] = with_scores(groups[at], self._wait_for_scores(groups[at].group))
         found = {pair for group in groups for pair in _versions_in(group.group)}
         versions = dict(found)
         if len(versions) < len(found):  # it has changed again: now all of them are of an old version
@@ -214,16 +259,19 @@ class GroupScorer:
 
     def _wait_for_scores(self, group: TrajectoryGroup) -> list[Score]:
         scoring = self._scores(group.prompt, [member.completion for member in group.members])
-        loop = next(one.loop for one in self._rewards if one is not None)
-        scored: Future[list[Score]] = loop.submit(scoring)
-        return scored.result()
+        return self._loop.submit(scoring).result()
+
+    @property
+    def _loop(self) -> RewardLoop:
+        return next(one.loop for one in self._rewards if one is not None)
 
 
 def _versions_in(group: TrajectoryGroup) -> set[tuple[str, str]]:
     return {(part.name, part.version) for member in group.members for part in member.score.breakdown}
 
 
-def _with_scores(group: TrainGroup, scores: Sequence[Score]) -> TrainGroup:
+def with_scores(group: TrainGroup, scores: Sequence[Score]) -> TrainGroup:
+    """The group with these scores in the place of its own, one for each member."""
     members = tuple(
         replace(member, score=score) for member, score in zip(group.group.members, scores, strict=True)
     )

@@ -6,7 +6,7 @@ Rank 0 alone has a monitor, from the start of the pipeline to its end.
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,6 +107,11 @@ class MonitoringMixin:
             return super()._rollout_samples(inputs)
         with self._phase(Phase.WAIT, self.state.global_step + 1):
             return super()._rollout_samples(inputs)
+
+    def note_versions(self, versions: Mapping[str, str]) -> None:
+        super().note_versions(versions)
+        if self.monitor is not None:
+            self.monitor.scored_by(self.state.global_step + 1, self.reward_versions)
 
     def publish_weights(self) -> None:
         with self._phase(Phase.PUBLISH):

@@ -18,6 +18,7 @@ from swift_rlx.scheduler import RolloutConfig, WaitFiller
 from swift_rlx.scheduler.journal import Journal
 from swift_rlx.scheduler.resume import PromptOf, RolloutState
 from swift_rlx.scheduler.threaded import RolloutThread
+from swift_rlx.trainers.batch_scoring import BatchScorer
 from swift_rlx.trainers.crew import Crew, close_all
 from swift_rlx.trainers.epoch_order import EpochPrompts
 from swift_rlx.trainers.group_scoring import GroupScorer
@@ -67,6 +68,8 @@ class RolloutPipeline:
         self.journal = journal
         self.workers: Sequence[Backend] = ()
         self._scorer = scorer
+        self._batch_scorer = BatchScorer(scorer)
+        scorer.on_group = self._look_ahead
         self._first = first
         self._wrap = wrap
         self._monitor = monitor
@@ -109,9 +112,10 @@ class RolloutPipeline:
         return self.thread.refresh()
 
     def pick_up(self, filler: WaitFiller | None = None) -> tuple[TrainBatch, PickedBatch | None]:
-        """The next batch, and as the ranks get it; waits for it. Raises what the pipeline failed with.
+        """The next batch with the scores that train, and as the ranks get it; waits for it.
 
         With a `filler` it may be a batch without groups, in whose place a stored one joins the step, and None.
+        Raises what the pipeline failed with.
         """
         batch = self.thread.next_batch(filler=filler)
         if batch is None:
@@ -122,10 +126,18 @@ class RolloutPipeline:
             self._scorer.spread.picked_up()
         config = self.plan.config
         one_version = self._scorer.of_one_version(batch)
-        rows = rows_of_batch(one_version.batch, config.batch_groups, config.group_size, self.plan.columns)
+        scored, versions = self._batch_scorer.scored(one_version.batch)
+        if self._scorer.of_batches():
+            self._batch_scorer.expect(self.thread.foreseen())
+        rows = rows_of_batch(scored, config.batch_groups, config.group_size, self.plan.columns)
         rows = leave_out(rows, one_version.left_out)
         late = sorted(self._scorer.late)
-        return batch, PickedBatch(batch.step, batch.waited_s, late, rows, one_version.versions)
+        return scored, PickedBatch(batch.step, batch.waited_s, late, rows, one_version.versions | versions)
+
+    def _look_ahead(self) -> None:
+        """In the scheduler's loop, when what is ready has changed."""
+        if self._scorer.of_batches():
+            self._batch_scorer.expect(self.thread.scheduler.foreseen())
 
     def publish(self, files: WeightFiles) -> PolicyVersion:
         """Offer the weights after one more optimizer step; returns at once."""

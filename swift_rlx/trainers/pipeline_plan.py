@@ -25,7 +25,7 @@ from swift_rlx.scheduler.journal import Journal
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.crew import ProcessCrew
 from swift_rlx.trainers.epoch_order import EpochPrompts, batches_before, epoch_order, fresh_batches
-from swift_rlx.trainers.group_scoring import GroupScorer, is_late
+from swift_rlx.trainers.group_scoring import GroupScorer, is_of_groups
 from swift_rlx.trainers.journal_place import journal_directory
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
 from swift_rlx.trainers.prompt_encoding import PromptEncoder
@@ -266,7 +266,7 @@ def spread_filter(trainer: Any) -> SpreadFilter | None:
     late = [
         name
         for name, reward in zip(trainer.reward_func_names, trainer.reward_funcs, strict=False)
-        if is_late(None if isinstance(reward, nn.Module) else reward)
+        if not is_of_groups(None if isinstance(reward, nn.Module) else reward)
     ]
     if late or trainer.use_gym_env:
         raise ConfigError(

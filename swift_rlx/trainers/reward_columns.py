@@ -18,6 +18,7 @@ from swift_rlx.rewards.normalize import normalizer
 from swift_rlx.rewards.version_watch import VersionChange, VersionWatch
 from swift_rlx.rewards.versions import digest_of_model
 from swift_rlx.trainers.reward_crew import BesideReward, RewardCrew
+from swift_rlx.trainers.startup import log_reward_models
 
 logger = get_logger()
 MAX_SCORINGS = 3
@@ -41,6 +42,7 @@ class RewardColumnsMixin:
         )
         rewards = self.reward_crew.rewards
         super()._prepare_rewards(list(rewards), reward_model, reward_templates)
+        log_reward_models(models, list(reward_templates or []), self.accelerator.device)
         self.reward_func_names[: len(rewards)] = [reward.name for reward in rewards]
         self.checked_rewards = rewards
         self._reward_keys = _told_apart(self.reward_func_names)

@@ -4,7 +4,8 @@
     sync function                                 a process that can be killed
     sync function that is `thread_safe`           threads of this process
     one that no other process can find            one thread of this process; the main thread without the pipeline
-    `scope="batch"`                               the main thread: when a batch is picked up, or without the pipeline
+
+A call with `scope="batch"` has all rows of a batch, and ten times the time of another one.
 
 What sets an alarm needs a main thread: that of its process or, where it has none, this one's, as is seen when it
 scores first.
@@ -30,12 +31,14 @@ from swift_rlx.rewards.execution import Execution, LoopExecution, NeedsMainThrea
 from swift_rlx.rewards.reward_loop import RewardLoop
 from swift_rlx.rewards.runner import RewardRunner, RunnerSettings, Scored
 
+BATCH_LIMITS = 10.0
+"""A call with a whole batch may take so many times the limit of a row."""
 CLOSE_S = 10.0
 """How long processes may take to be killed at the end."""
 
 
 class RunReward:
-    """A reward of the run. `runner`: scores it beside the training; None where only the main thread can."""
+    """A reward of the run. `runner`: scores beside the training; None where only the main thread can."""
 
     def __init__(self, crew: "RewardCrew", reward: Reward, runner: RewardRunner | None) -> None:
         self.reward = reward
@@ -131,7 +134,7 @@ class RewardCrew:
         self._watch = AlarmWatch()
         self._open = ExitStack()
         self._is_watching = False
-        self._settings = RunnerSettings(limit_s, on_error)
+        self._limit_s = limit_s
         self.rewards = [self._run_reward(reward) for reward in rewards]
 
     def watch(self) -> None:
@@ -161,12 +164,11 @@ class RewardCrew:
         return [one for one in executions if isinstance(one, ProcessExecution)]
 
     def _run_reward(self, reward: Reward) -> RunReward:
-        if reward.spec.scope == "batch":
-            kind = BesideReward if reward.spec.is_async else HereReward
-            return kind(self, reward, None)
         in_own_thread = reward.origin is None and not (reward.spec.is_async or reward.spec.thread_safe)
         made: RunReward = (HereReward if in_own_thread else BesideReward)(self, reward, None)
-        made.runner = RewardRunner(reward, self._execution(reward, made), self._settings)
+        limit_s = self._limit_s * (BATCH_LIMITS if reward.spec.scope == "batch" else 1.0)
+        settings = RunnerSettings(limit_s, self.on_error)
+        made.runner = RewardRunner(reward, self._execution(reward, made), settings)
         return made
 
     def _execution(self, reward: Reward, made: RunReward) -> Execution:

@@ -158,3 +158,15 @@ def log_plan(dataset: Any, args: Any, group_baseline: str) -> None:
         f" completions; {batches} generation batches an epoch, {len(dataset) - batches * per_batch} prompts of the"
         " last incomplete one are left out of each epoch"
     )
+
+
+def log_reward_models(models: list[Any], templates: list[Any], device: Any) -> None:
+    """Say what each reward model scores with, and the memory that it takes beside the policy."""
+    for model, template in zip(models, templates, strict=True):
+        num_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        logger.info(
+            f"swift-rlx: the reward model {model.config._name_or_path} scores by its own tokenizer of"
+            f" {len(template.tokenizer)} tokens and the template {template.template_meta.template_type}; its weights"
+            f" take {num_bytes / 1e9:.3g} GB on {device}, beside the policy's; on another machine:"
+            " swift-rlx reward serve --reward NAME=model:PATH"
+        )

@@ -51,6 +51,11 @@ def test_four_rewards_of_one_prompt():
     assert_close(loo(R4), [0.75, -7 / 12, 1 / 12, -0.25])
 
 
+def test_one_right_answer_among_four_has_bounded_advantages():
+    """The others' standard deviation is 0 for it: as a divisor it would make 1e6 of it (scenario D 48)."""
+    assert_close(loo([1.0, 0.0, 0.0, 0.0]), [1.0, -1 / 3, -1 / 3, -1 / 3])
+
+
 def test_kl_is_subtracted_before_the_baseline():
     shaped = torch.tensor(R4, dtype=torch.float64) - 0.05 * torch.tensor(
         [2.0, -0.5, 1.0, 0.0], dtype=torch.float64

@@ -7,8 +7,9 @@ a goal is missed:
 - where scoring is half of a synchronous step, the step of the pipeline is at least 35 % shorter.
 
 The trainer is the real one, on a tiny model, padded by a sleep to `--train-s` seconds a step; answers take half of it.
-The reward sleeps, in a process of its own, so that the machine's speed does not matter, unless it is too slow for the
-rest. The overhead is that of a reward that returns at once, a row of a group of eight, without the training.
+The reward sleeps, in a process of its own, one for all rows, so that the machine's speed does not matter, unless it is
+too slow for the rest; a step is the median, as other work of the machine may hold up single ones. The overhead is that
+of a reward that returns at once, a row of a group of eight, without the training.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def run_contestant(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 f"the run '{name}' ended with status {done.returncode}:\n{done.stderr[-4000:]}"
             )
         found = json.loads(output.read_text(encoding="utf-8"))
-    return {"step_s": 3600 / found["steps_per_h"], **{key: found[key] for key in ("busy", "wait", "other")}}
+    return {"step_s": found["median_step_s"], **{key: found[key] for key in ("busy", "wait", "other")}}
 
 
 def overheads() -> dict[str, float]:

@@ -162,6 +162,14 @@ def test_a_verifier_with_an_alarm_is_told_apart_where_it_cannot_work(mode: str, 
 # --- what only processes have ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("form", ["each", "all_at_once"])
+def test_a_search_that_holds_the_interpreter_costs_that_row_only(form: str, lab: Lab) -> None:
+    scored = lab.score(lab.runner("process", form, limit_s=LIMIT_S), ["1", "search", "0"])
+    assert scored.values == (1.0, None, 0.0)
+    assert scored.counters.over_limit == 1
+    assert lab.score(lab.runner("process", form), ["2"]).values == (2.0,)
+
+
 def test_a_process_that_dies_is_replaced_and_the_row_tried_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

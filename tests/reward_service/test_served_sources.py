@@ -67,10 +67,19 @@ def model(folder: Path, weights: bytes = b"w") -> Path:
         ("a_reward", Source("a_reward", ("a_reward",))),
         ("x=model:/m/v3", Source("x", ("model:/m/v3",))),
         ("x=mean(a, model:/m)", Source("x", ("a", "model:/m"), "mean")),
+        ("x=uwo:0.25(a, b)", Source("x", ("a", "b"), "uwo:0.25")),
     ],
 )
 def test_a_source_is_a_name_a_model_or_an_ensemble(text, source):
     assert parse_source(text) == source
+
+
+@pytest.mark.parametrize(
+    "text", ["x=median(a, b)", "x=uwo:-1(a, b)", "x=mean:1(a, b)", "mean(a, b)", "x=mean()"]
+)
+def test_what_is_no_source_is_refused_with_the_kinds_that_there_are(text):
+    with pytest.raises(ConfigError, match=r"is refused: .*JOIN one of mean, wco, min, uwo, uwo:C"):
+        parse_source(text)
 
 
 def test_a_reward_by_name_says_its_version_and_columns():
@@ -119,7 +128,9 @@ def test_a_reward_model_is_loaded_by_the_given_function_and_its_version_is_its_c
         served(f"x=model:{tmp_path}/none")
 
 
-@pytest.mark.parametrize(("join", "expected"), [("mean", 3.0), ("min", 2.0), ("uwo", 2.5)])
+@pytest.mark.parametrize(
+    ("join", "expected"), [("mean", 3.0), ("wco", 2.0), ("min", 2.0), ("uwo", 2.5), ("uwo:2", 1.0)]
+)
 def test_an_ensemble_joins_its_members(tmp_path, join, expected):
     v3 = model(tmp_path / "v3")
     rows = [Row("xx", {"messages": [{"role": "assistant", "content": "four"}]})]

@@ -88,8 +88,15 @@ class Stopwatch:
         to_end = sum(step["train"] for step in self.steps[WARM_UP_STEPS : len(self.ends)])
         spent = {kind: sum(step[kind] for step in measured) / wall for kind in ("train", "wait", "publish")}
         cpu = self.cpu[last - 1] - self.cpu[WARM_UP_STEPS - 1] - sum(step["train cpu"] for step in measured)
+        steps_s = [
+            end - begin
+            for begin, end in zip(
+                self.ends[WARM_UP_STEPS - 1 : last - 1], self.ends[WARM_UP_STEPS:last], strict=True
+            )
+        ]
         return {
             "steps_per_h": 3600 * len(measured) / wall,
+            "median_step_s": statistics.median(steps_s),
             "busy": spent["train"],
             "busy_to_end": to_end / (self.ends[-1] - self.ends[WARM_UP_STEPS - 1]),
             "wait": spent["wait"],

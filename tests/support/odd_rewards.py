@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +12,9 @@ HANG_S = 600.0
 
 
 def number(completion: str) -> float | None:
-    """The completion as a number; None where it is "?"; hangs, dies, raises or sets an alarm where it says so."""
+    """The completion as a number; None where it is "?"; dies, raises or searches for ever where it says so."""
+    if completion == "search":
+        re.match("(a|aa)+$", "a" * 60 + "b")  # never lets another thread run
     if completion == "die":
         os._exit(3)
     if completion == "raise":

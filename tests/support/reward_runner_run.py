@@ -24,7 +24,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = train(
             name, script, float(train_s), int(steps), Path(folder),
-            external_plugins=[str(PLUGIN)], reward_funcs=["timed"],
+            external_plugins=[str(PLUGIN)], reward_funcs=["timed"], reward_workers=1,
         )  # fmt: skip
     Path(output).write_text(json.dumps(result), encoding="utf-8")
 

@@ -85,3 +85,12 @@ async def slow_at_first(completion: str, **_: object) -> float:
 @functools.cache
 def _first_call_s() -> float:
     return time.monotonic()
+
+
+@register_reward("ranks_batch", version="5", scope="batch")
+def ranks_batch(completions: list[str], **_: object) -> list[float]:
+    """The place of each answer among those of the whole batch, from 0 to 1; notes each call."""
+    with Path(os.environ["BATCHES"]).open("a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {len(completions)}\n")
+    order = sorted(range(len(completions)), key=lambda at: (vowels(completions[at]), at))
+    return [order.index(at) / len(completions) for at in range(len(completions))]

@@ -74,6 +74,26 @@ def test_an_alarm_in_a_reward_that_only_this_process_has_moves_it_to_the_main_th
     assert logged(tmp_path / "out", "reward/with_alarm/mean") == [1.0] * 4
 
 
+def test_a_reward_of_whole_batches_scores_each_of_them_once_beside_the_training(
+    tiny_model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHES", str(tmp_path / "batches"))
+    picked_up = PickedUp(monkeypatch)
+    pipeline_runs.train(
+        tiny_model, rows, tmp_path / "out", reward_funcs=["vowels", "ranks_batch"], max_steps=6
+    )
+
+    calls = [line.split() for line in (tmp_path / "batches").read_text(encoding="utf-8").splitlines()]
+    assert str(os.getpid()) not in {pid for pid, _ in calls}, "not in the training's process"
+    assert {count for _, count in calls} == {"8"}, "all answers of a batch in a call"
+    assert len(calls) >= 6
+    for batch in picked_up.batches:
+        assert (batch.late, batch.versions["ranks_batch"]) == ([], "5")
+        assert sorted(row.rewards[1] for row in batch.rows) == [at / 8 for at in range(8)]
+        by_vowels = sorted(batch.rows, key=lambda row: row.rewards[1])
+        assert [row.rewards[0] for row in by_vowels] == sorted(row.rewards[0] for row in batch.rows)
+
+
 def test_a_failing_reward_ends_the_run_with_its_own_words(
     tiny_model: Path, rows: Path, tmp_path: Path
 ) -> None:

@@ -164,6 +164,7 @@ class Trainer(RewardColumnsMixin, Base):
     def __init__(self, *rewards: Any, **args: Any) -> None:
         self.args = SimpleNamespace(**FIELD_DEFAULTS | args)
         self.model = SimpleNamespace(training=True)
+        self.accelerator = SimpleNamespace(device="cpu")
         self.num_generations = 2
         self._metrics: dict[str, Any] = {"train": {}, "eval": {}}
         self.baselines_restarted = 0

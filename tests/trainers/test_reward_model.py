@@ -9,39 +9,14 @@ from typing import Any
 import pytest
 import runs
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
-
-SPECIAL = ["<|im_end|>", "<|im_start|>", "<|pad|>"]  # other ids than the policy's tokenizer has
+from tiny_reward_model import save_reward_model, scores
+from transformers import LlamaForSequenceClassification
 
 
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random reward model whose vocabulary is smaller than the policy's: foreign ids would not fit."""
-    folder = tmp_path_factory.mktemp("scorer") / "scorer"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(special_tokens=SPECIAL, initial_alphabet=alphabet, vocab_size=270)
-    tokenizer.train_from_iterator(["a reward model has words of its own"] * 4, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0], pad_token=SPECIAL[2])
-    fast.save_pretrained(folder)
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=len(fast),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_labels=1,
-        bos_token_id=None,
-        eos_token_id=fast.eos_token_id,
-        pad_token_id=fast.pad_token_id,
-        initializer_range=0.5,
-    )
-    LlamaForSequenceClassification(config).save_pretrained(folder)
-    return folder
+    return save_reward_model(tmp_path_factory.mktemp("scorer") / "scorer")
 
 
 @pytest.fixture
@@ -63,28 +38,27 @@ def train(
     return run
 
 
-def scores(folder: Path, table: dict[str, list[Any]]) -> list[float]:
-    """What the reward model gives for prompt and completion, computed with its own tokenizer."""
-    model = LlamaForSequenceClassification.from_pretrained(folder)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    texts = [p + c + "<|im_end|>\n" for p, c in zip(table["prompt"], table["completion"], strict=True)]
-    with torch.no_grad():
-        return [model(**tokenizer(text, return_tensors="pt")).logits.item() for text in texts]
-
-
 def length(completions: list[str], **_: Any) -> list[float]:
     return [float(len(completion)) for completion in completions]
 
 
 @pytest.mark.slow
 @pytest.mark.versions
-def test_a_reward_model_with_another_vocabulary_scores_by_its_own(
-    train: Callable[..., dict[str, list[Any]]], reward_model: Path
+def test_a_reward_model_with_another_vocabulary_scores_by_its_own_and_says_so(
+    train: Callable[..., dict[str, list[Any]]], reward_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from swift_rlx.trainers import startup
+
+    said: list[str] = []
+    monkeypatch.setattr(startup.logger, "info", lambda text, *_: said.append(str(text)))
     table = train(rlhf_type="rloo", beta=0.0)
 
     assert len(set(table["scorer"])) > 4
     assert table["scorer"] == pytest.approx(scores(reward_model, table), abs=1e-4)
+    [line] = [one for one in said if "the reward model" in one]
+    assert "its own tokenizer of 27" in line
+    assert "the template chatml; its weights take " in line
+    assert " GB on cpu, beside the policy's" in line
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,13 +81,19 @@ def test_a_served_reward_is_replaced_without_a_stop_and_both_versions_are_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address = f"{service.url}/helpful@v3,v4"
-    picked_up = pipeline_runs.PickedUp(monkeypatch)
+    picked_up, records, said = (
+        pipeline_runs.PickedUp(monkeypatch),
+        Records(monkeypatch),
+        lines_said(monkeypatch),
+    )
     trainer = pipeline_runs.train(
         tiny_model,
         write_rows(24),
         tmp_path / "out",
         reward_funcs=[address],
         reward_version_change="rescore",
+        reward_normalize="zscore",
+        log_completions=True,
         max_steps=8,
     )
 
@@ -105,6 +112,55 @@ def test_a_served_reward_is_replaced_without_a_stop_and_both_versions_are_seen(
         if "reward/helpful/mean" in line
     ]
     assert means[0] < 100.0 <= means[-1]
+    [(count, mean, _)] = trainer.reward_combiner.state().values()
+    assert count <= versions.count("v4") * len(picked_up.batches[0].rows), "statistics of v4 alone"
+    assert mean >= 100
+
+    assert records.versions == versions, "each trajectory keeps the version of its score"
+    table = completions_table(tmp_path / "out")
+    assert {told for told, _ in table} == {"helpful=v3", "helpful=v4"}
+    assert all((score >= 100) == (told == "helpful=v4") for told, score in table)
+    first_of_v4 = versions.index("v4") + 1
+    assert f"rewards that were replaced: helpful v3 from step 1, v4 from step {first_of_v4}" in said
+
+
+class Records:
+    """`versions`: of the reward, by batch, from the trajectories that the pipeline hands to the trainer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from swift_rlx.trainers.pipeline import RolloutPipeline
+
+        self.versions: list[str] = []
+        pick_up = RolloutPipeline.pick_up
+
+        def kept(pipeline: Any) -> Any:
+            batch, picked = pick_up(pipeline)
+            parts = [
+                part for group in batch.groups for one in group.group.members for part in one.score.breakdown
+            ]
+            assert all((part.value >= 100) == (part.version == "v4") for part in parts)
+            [version] = {part.version for part in parts}
+            self.versions.append(version)
+            return batch, picked
+
+        monkeypatch.setattr(RolloutPipeline, "pick_up", kept)
+
+
+def lines_said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the run tells in its log."""
+    from swift_rlx.trainers import monitoring
+
+    said: list[str] = []
+    monkeypatch.setattr(monitoring.logger, "info", lambda text, *_: said.append(str(text)))
+    return said
+
+
+def completions_table(output: Path) -> list[tuple[str, float]]:
+    """Versions and score of each logged completion."""
+    lines = [
+        json.loads(line) for line in (output / "completions.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    return [pair for one in lines for pair in zip(one["reward_versions"], one["helpful"], strict=True)]
 
 
 def test_a_service_that_is_not_there_is_refused_before_the_model_is_loaded(
