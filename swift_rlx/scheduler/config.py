@@ -83,6 +83,9 @@ class RolloutConfig:
     """How long a group may take to be scored, from when those whose scoring began before are done."""
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    samplings: tuple[SamplingParams, ...] = ()
+    """Where the members of a group are sampled differently, in the place of `sampling`: member i takes number i, and
+    begins again behind the last one."""
 
     def __post_init__(self) -> None:
         at_least = {
@@ -131,6 +134,10 @@ class RolloutConfig:
     def places(self) -> int:
         """Groups that may be admitted whose weights are not live yet: those of the pick-ups within the bound."""
         return (self.max_staleness // self.steps_per_batch + 1) * self.batches_per_step * self.batch_groups
+
+    def sampling_of(self, member: int) -> SamplingParams:
+        """How that member of a group is sampled, but for its seed."""
+        return self.samplings[member % len(self.samplings)] if self.samplings else self.sampling
 
     def most_inflight(self, workers: int) -> int:
         """Completions that a worker can have in flight at most: its part of all places."""
