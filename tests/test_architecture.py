@@ -25,6 +25,7 @@ ROWS = {
     **dict.fromkeys(["errors", "registry", "types", "clock", *BOOTSTRAP], 0),
     **dict.fromkeys(["algorithms", "rewards", "backends", "monitors", "store"], 1),
     **dict.fromkeys(["testing", "scheduler", "cluster"], 2),
+    "candidates": 2.5,  # runs the scheduler, and writes what it makes into a store
     "simulation": 2.5,  # runs the scheduler on the fakes of testing
     "reward_service": 2.5,  # guards its workers as the cluster does, and asks as remote backends do
     **dict.fromkeys(["trainers", "integration"], 3),
@@ -43,6 +44,7 @@ OUTSIDE: dict[str, set[str]] = {
     "cluster": {"numpy", "msgspec"},
     "monitors": {"numpy", "msgspec"},
     "store": {"numpy", "pyarrow", "fsspec"},
+    "candidates": {"numpy", "pyarrow"},
     "reward_service": {"msgspec"},
     "__main__": {"swift"},  # it stands in for ms-swift's own `swift.cli.rlhf`
 }

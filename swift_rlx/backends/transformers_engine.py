@@ -18,6 +18,7 @@ import torch
 from swift_rlx.backends.base import Capabilities, GenerationRequest, Health
 from swift_rlx.backends.engine import Engine, EngineSpec
 from swift_rlx.backends.progress import OnProgress, unwatched
+from swift_rlx.backends.sampling_rules import sampling_fault
 from swift_rlx.backends.transformers_answer import Answer
 from swift_rlx.backends.transformers_decoder import Decoder
 from swift_rlx.backends.transformers_loading import LoadedModel, load
@@ -204,17 +205,8 @@ class TransformersEngine:
 
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises `BackendRejected` for numbers that make no distribution."""
-    rules = {
-        "max_tokens": (sampling.max_tokens >= 1, "at least 1"),
-        "temperature": (sampling.temperature >= 0, "at least 0"),
-        "top_k": (sampling.top_k >= 0, "at least 0 (0: off)"),
-        "top_p": (0 < sampling.top_p <= 1, "above 0 and at most 1"),
-        "min_p": (0 <= sampling.min_p <= 1, "from 0 to 1"),
-        "repetition_penalty": (sampling.repetition_penalty > 0, "above 0"),
-    }
-    for name, (holds, allowed) in rules.items():
-        if not holds:
-            raise BackendRejected(f"{name} {getattr(sampling, name)} is refused: it must be {allowed}")
+    if (fault := sampling_fault(sampling)) is not None:
+        raise BackendRejected(fault)
 
 
 def _from_thread(

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from swift_rlx.cli import store_exchange, store_files, store_rewards
+from swift_rlx.cli import store_exchange, store_files, store_generate, store_rewards
 
-HELP = "look into a store of trajectories, fill it from logs, score it, and export it"
+HELP = "look into a store of trajectories, fill it from logs or with candidates, score it, and export it"
 EXAMPLE = """\
 example:
     swift-rlx store import answers.store log.jsonl --columns prompt=question answer=output --model Qwen/Qwen2.5-0.5B
+    swift-rlx store generate answers.store prompts.jsonl --model Qwen/Qwen2.5-0.5B-Instruct --temperatures 0.5 0.7 1
     swift-rlx store score answers.store --rewards accuracy format --weights 1 0.2
     swift-rlx store info answers.store
     swift-rlx store export answers.store answers.jsonl
 
 Every command has its own --help. docs/en/trajectory_store.md explains them.
 """
-COMMANDS = {**store_files.COMMANDS, **store_exchange.COMMANDS, **store_rewards.COMMANDS}
+COMMANDS = {
+    **store_files.COMMANDS,
+    **store_exchange.COMMANDS,
+    **store_generate.COMMANDS,
+    **store_rewards.COMMANDS,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

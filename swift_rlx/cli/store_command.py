@@ -1,10 +1,12 @@
-"""What a command of `swift-rlx store` is."""
+"""What a command of `swift-rlx store` is, and the arguments that several of them have."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from swift_rlx.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -19,3 +21,23 @@ class StoreCommand:
 
 def no_arguments(parser: argparse.ArgumentParser) -> None:
     """A command that takes the store alone."""
+
+
+def model_arguments(parser: argparse.ArgumentParser, of: str, *, required: bool = False) -> None:
+    """Which model, where a command needs one; `of`: what it is for, behind "id or directory of the model"."""
+    add = parser.add_argument
+    add("--model", required=required, help=f"id or directory of the model {of}")
+    add("--template", help="ms-swift's name of its template, where that is not known from the model")
+    add("--model-type", help="ms-swift's name of its kind, where several fit")
+    add("--use-hf", action="store_true", help="take the model from Hugging Face, not from ModelScope")
+
+
+def named_columns(given: Iterable[str]) -> dict[str, str]:
+    """The name of a column by its meaning, of `--columns MEANING=NAME ...`. Raises `ConfigError`."""
+    names = {}
+    for one in given:
+        meaning, is_there, name = one.partition("=")
+        if not is_there or not meaning or not name:
+            raise ConfigError(f"--columns {one} is refused: write MEANING=NAME, such as prompt=question")
+        names[meaning] = name
+    return names

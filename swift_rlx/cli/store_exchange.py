@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift_rlx.cli.store_command import StoreCommand
+from swift_rlx.cli.store_command import StoreCommand, model_arguments, named_columns
 from swift_rlx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from swift_rlx.store.log_rows import LogColumns
 
 MAX_SHOWN = 3
-
-
-def _model_arguments(parser: argparse.ArgumentParser, of: str) -> None:
-    add = parser.add_argument
-    add("--model", help=f"id or directory of the model whose tokenizer and template {of}")
-    add("--template", help="ms-swift's name of its template, where that is not known from the model")
-    add("--model-type", help="ms-swift's name of its kind, where several fit")
-    add("--use-hf", action="store_true", help="take the model from Hugging Face, not from ModelScope")
 
 
 def _encoder(options: argparse.Namespace) -> LogEncoder | None:
@@ -47,7 +39,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--source", default="score", help="what plain scores are called among several (default %(default)s)")
     add("--version", default="imported", help="version of the scores (default %(default)s)")
-    _model_arguments(parser, "make token ids of text")
+    model_arguments(parser, "whose tokenizer and template make token ids of text")
     add(
         "--skip-unfit",
         action="store_true",
@@ -107,12 +99,7 @@ def _log_columns(options: argparse.Namespace) -> LogColumns:
     from swift_rlx.store.log_rows import LogColumns
     from swift_rlx.store.recipe import Source
 
-    names = {}
-    for given in options.columns:
-        meaning, is_there, name = given.partition("=")
-        if not is_there or not meaning or not name:
-            raise ConfigError(f"--columns {given} is refused: write MEANING=NAME, such as prompt=question")
-        names[meaning] = name
+    names = named_columns(options.columns)
     return LogColumns(names, Source(options.source, options.version))
 
 
@@ -124,7 +111,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a sheet for people to score: trajectory_id, prompt, answer, reward, and an empty score",
     )
-    _model_arguments(parser, "make text of token ids where rows have none")
+    model_arguments(parser, "whose tokenizer and template make text of token ids where rows have none")
 
 
 def _export(options: argparse.Namespace) -> int:

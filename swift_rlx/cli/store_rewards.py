@@ -19,10 +19,17 @@ def _shared_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--workers",
+        dest="reward_workers",
         type=int,
         default=1,
         help="processes that call the rewards (default %(default)s: this one)",
     )
+    caller_arguments(parser)
+
+
+def caller_arguments(parser: argparse.ArgumentParser) -> None:
+    """How rewards are found, and what becomes of their errors."""
+    add = parser.add_argument
     add("--external-plugins", type=Path, nargs="+", default=[], help="Python files that register rewards")
     add(
         "--reward-on-error",
@@ -33,20 +40,13 @@ def _shared_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--rewards", nargs="+", default=[], metavar="NAME", help="rewards, as --reward_funcs names them")
+    source_arguments(parser)
     add(
         "--stored",
         nargs="+",
         default=[],
         metavar="NAME@VERSION",
-        help="values that rows have, such as people's scores",
-    )
-    add("--weights", type=float, nargs="+", help="of all these in their order (default 1 each)")
-    add(
-        "--normalize",
-        choices=["none", "dataset", "query"],
-        help="each source as z-score, std at least 1e-6, clipped at 3, over the whole store or the answers of a prompt"
-        " (default: dataset for several sources, none for one)",
+        help="values that rows have, such as people's scores; behind --rewards in the order of --weights",
     )
     add(
         "--again",
@@ -56,25 +56,50 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     _shared_arguments(parser)
 
 
+def source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which rewards, and how they are put together."""
+    add = parser.add_argument
+    add("--rewards", nargs="+", default=[], metavar="NAME", help="rewards, as --reward_funcs names them")
+    add("--weights", type=float, nargs="+", help="of all sources in their order (default 1 each)")
+    add(
+        "--normalize",
+        choices=["none", "dataset", "query"],
+        help="each source as z-score, std at least 1e-6, clipped at 3, over the whole store or the answers of a prompt"
+        " (default: dataset for several sources, none for one)",
+    )
+
+
 def _score(options: argparse.Namespace) -> int:
     from swift_rlx.store import TrajectoryStore
-    from swift_rlx.store.recipe import Recipe, Scale, Source
 
-    names = [*options.rewards, *options.stored]
-    weights = options.weights or [1.0] * len(names)
-    if not names or len(weights) != len(names):
+    check_weights(options)
+    store = TrajectoryStore.open(options.store)
+    with reward_pool(options, options.rewards) as pool:
+        return score_with(pool, store, options)
+
+
+def check_weights(options: argparse.Namespace) -> None:
+    """Raise `ConfigError` unless there are sources, each once, and a weight for each or none."""
+    count, given = len(options.rewards) + len(options.stored), len(options.weights or ())
+    if not count or given not in (0, count):
         raise ConfigError(
-            f"{len(names)} sources with {len(weights)} --weights are refused: name at least one with --rewards or"
+            f"{count} sources with {given or count} --weights are refused: name at least one with --rewards or"
             " --stored, and give none or as many weights"
         )
-    store = TrajectoryStore.open(options.store)
-    with _pool(options, options.rewards) as pool:
-        versions = [*((name, pool.version(name)) for name in options.rewards), *map(_stored, options.stored)]
-        sources = [Source(*one, weight) for one, weight in zip(versions, weights, strict=True)]
-        if len({source.name for source in sources}) < len(sources):
-            raise ConfigError(f"sources {', '.join(names)} are refused: each name may be given once")
-        scale = options.normalize or ("dataset" if len(sources) > 1 else "none")
-        return _rewarded(store, Recipe(tuple(sources), Scale(scale)), pool, again=options.again)
+    names = [*options.rewards, *(text.partition("@")[0] for text in options.stored)]
+    if len(set(names)) < count:
+        raise ConfigError(f"sources {', '.join(names)} are refused: each name may be given once")
+
+
+def score_with(pool: RewardPool, store: TrajectoryStore, options: argparse.Namespace) -> int:
+    """Give all trajectories rewards of the sources that the options name, and say what was done; the exit code."""
+    from swift_rlx.store.recipe import Recipe, Scale, Source
+
+    versions = [*((name, pool.version(name)) for name in options.rewards), *map(_stored, options.stored)]
+    weights = options.weights or [1.0] * len(versions)
+    sources = [Source(*one, weight) for one, weight in zip(versions, weights, strict=True)]
+    scale = options.normalize or ("dataset" if len(sources) > 1 else "none")
+    return _rewarded(store, Recipe(tuple(sources), Scale(scale)), pool, again=options.again)
 
 
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +122,7 @@ def _rescore(options: argparse.Namespace) -> int:
     snapshot = store.snapshot()
     stored = dict(map(_stored, options.stored))
     known = stored_versions(snapshot)
-    with _pool(options, [name for name in known if name not in stored], only_offered=True) as pool:
+    with reward_pool(options, [name for name in known if name not in stored], only_offered=True) as pool:
         for name in sorted(set(known) - set(pool.names)):
             print(f"{name}: its stored values are kept; nothing that is installed computes it")
         versions = {**stored, **{name: pool.version(name) for name in pool.names}}
@@ -118,14 +143,17 @@ def _rewarded(store: TrajectoryStore, recipe: Recipe, pool: RewardPool, *, again
     return 0
 
 
-def _pool(options: argparse.Namespace, names: list[str], *, only_offered: bool = False) -> RewardPool:
+def reward_pool(options: argparse.Namespace, names: list[str], *, only_offered: bool = False) -> RewardPool:
+    """What calls the rewards. Raises `PluginError` for one that nobody offers, and `ConfigError`."""
     from swift_rlx.cli.reward_pool import PoolOptions, RewardPool
 
-    if options.workers < 1:
-        raise ConfigError(f"--workers {options.workers} is refused: use at least 1")
+    if options.reward_workers < 1:
+        raise ConfigError(f"rewards in {options.reward_workers} processes are refused: use at least 1")
     plugins = tuple(str(path) for path in options.external_plugins)
     return RewardPool(
-        names, PoolOptions(options.workers, plugins, options.reward_on_error), only_offered=only_offered
+        names,
+        PoolOptions(options.reward_workers, plugins, options.reward_on_error),
+        only_offered=only_offered,
     )
 
 

@@ -87,6 +87,9 @@ class RolloutConfig:
     """How long a group may take to be scored, from when those whose scoring began before are done."""
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    samplings: tuple[SamplingParams, ...] = ()
+    """Where the members of a group are sampled differently, in the place of `sampling`: member i takes number i, and
+    begins again behind the last one."""
 
     def __post_init__(self) -> None:
         at_least = {
@@ -153,6 +156,9 @@ class RolloutConfig:
         if self.fresh_batches is None:
             return level * self.batches_per_step
         return sum(map(self.fresh_batches, range(step + 1, step + level * self.steps_per_batch + 1)))
+    def sampling_of(self, member: int) -> SamplingParams:
+        """How that member of a group is sampled, but for its seed."""
+        return self.samplings[member % len(self.samplings)] if self.samplings else self.sampling
 
     def most_inflight(self, workers: int) -> int:
         """Completions that a worker can have in flight at most: its part of all places."""

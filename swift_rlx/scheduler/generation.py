@@ -56,7 +56,7 @@ class Generation:
         self._lines = Lines(state.router, self._send, self._give_up)
         self._again: list[tuple[int, OpenGroup]] = []  # (optimizer step that has to be live, group)
         self._inflight: dict[str, tuple[Job, Worker]] = {}
-        self._mean_tokens = float(config.sampling.max_tokens)
+        self._mean_tokens = float(config.sampling_of(0).max_tokens)
 
     def step(self) -> None:
         """Admit what there is room for, and send what there is a slot for."""
@@ -132,7 +132,7 @@ class Generation:
             request_id=f"{prompt.epoch}/{prompt.index}/{job.member}#{number}",
             prompt=prompt,
             member=job.member,
-            sampling=replace(config.sampling, seed=seed),
+            sampling=replace(config.sampling_of(job.member), seed=seed),
             attempt=job.attempt,
             submit_s=self._state.clock.now(),
             prefix=self._drafts.prefix(job, worker),

@@ -125,7 +125,7 @@ def grouped(
 
 def _read(row: LoggedRow, columns: LogColumns) -> tuple[LoggedPrompt, list[LoggedAnswer]]:
     found = columns.of(row)
-    messages = _messages(row, found["prompt"]) if "prompt" in found else None
+    messages = as_messages(row, found["prompt"]) if "prompt" in found else None
     ids = _integers(row, "prompt_ids", found["prompt_ids"]) if "prompt_ids" in found else None
     if messages is None and ids is None:
         raise row.refused(
@@ -142,7 +142,8 @@ def _read(row: LoggedRow, columns: LogColumns) -> tuple[LoggedPrompt, list[Logge
     return LoggedPrompt(key, prompt_id, messages, ids, columns.free(row)), answers
 
 
-def _messages(row: LoggedRow, prompt: Any) -> list[dict[str, Any]]:
+def as_messages(row: LoggedRow, prompt: Any) -> list[dict[str, Any]]:
+    """A prompt that is text, or messages, as messages. Raises `RowRefused` for anything else."""
     if isinstance(prompt, str) and prompt.strip():
         return [{"role": "user", "content": prompt}]
     is_conversation = isinstance(prompt, list) and all(

@@ -34,7 +34,8 @@ class Crew(Protocol):
 class ProcessCrew:
     """One process of ours a description; `environments`: of each, laid over the trainer's own.
 
-    `stall_limit_s`: how long an engine with requests may be without a word.
+    `stall_limit_s`: how long an engine with requests may be without a word. Started without weights, the workers
+    serve those of their descriptions.
     """
 
     specs: tuple[EngineSpec, ...]
@@ -47,7 +48,7 @@ class ProcessCrew:
     def size(self) -> int:
         return len(self.specs)
 
-    async def start(self, version: PolicyVersion, first: WeightFiles) -> Sequence[WorkerProcess]:
+    async def start(self, version: PolicyVersion, first: WeightFiles | None) -> Sequence[WorkerProcess]:
         workers = [
             WorkerProcess(
                 spec,
@@ -61,7 +62,8 @@ class ProcessCrew:
         ]
         try:
             await asyncio.gather(*(worker.start() for worker in workers))
-            await asyncio.gather(*(worker.publish(version, first) for worker in workers))
+            if first is not None:
+                await asyncio.gather(*(worker.publish(version, first) for worker in workers))
         except BaseException:
             await close_all(workers)
             raise

@@ -22,6 +22,7 @@ from swift.infer_engine.protocol import (
 from swift.utils import remove_response
 
 from swift_rlx.errors import ConfigError
+from swift_rlx.integration.answer_ends import answer_ends
 from swift_rlx.registry import one_line
 from swift_rlx.types import Prompt, SamplingParams
 
@@ -149,16 +150,7 @@ class PromptEncoder:
                 f"--structured_outputs_regex {request_config.structured_outputs_regex} cannot be used with the"
                 " asynchronous pipeline; drop it, or use --async_rollout false"
             )
-        tokenizer = self.template.tokenizer
-        words = [*(request_config.stop or []), *self.template.template_meta.stop_words]
-        ids = {tokenizer.eos_token_id} - {None}
-        texts = []
-        for word in words:
-            tokens = tokenizer.encode(word, add_special_tokens=False) if isinstance(word, str) else word
-            if tokens and len(tokens) == 1:
-                ids.add(tokens[0])
-            elif tokens:
-                texts.append(word if isinstance(word, str) else tokenizer.decode(word))
+        ends = answer_ends(self.template, request_config.stop or ())
         return SamplingParams(
             max_tokens=request_config.max_tokens,
             temperature=request_config.temperature,
@@ -166,8 +158,8 @@ class PromptEncoder:
             top_k=max(request_config.top_k or 0, 0),
             min_p=request_config.min_p or 0.0,
             repetition_penalty=request_config.repetition_penalty or 1.0,
-            stop=tuple(texts),
-            stop_token_ids=tuple(sorted(ids)),
+            stop=ends.texts,
+            stop_token_ids=ends.token_ids,
             barred_token_ids=barred_tokens(self.template),
         )
 

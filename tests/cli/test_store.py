@@ -138,7 +138,7 @@ def test_stored_scores_become_rewards(tmp_path, capsys):
     assert "--stored length is refused" in run(capsys, "score", folder, "--stored", "length", code=2)
     twice = ["--stored", "length@2", "length@3"]
     assert "each name may be given once" in run(capsys, "score", folder, *twice, code=2)
-    assert "--workers 0 is refused" in run(
+    assert "rewards in 0 processes are refused" in run(
         capsys, "score", folder, "--stored", "length@2", "--workers", "0", code=2
     )
 
