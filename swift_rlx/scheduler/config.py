@@ -156,6 +156,7 @@ class RolloutConfig:
         if self.fresh_batches is None:
             return level * self.batches_per_step
         return sum(map(self.fresh_batches, range(step + 1, step + level * self.steps_per_batch + 1)))
+
     def sampling_of(self, member: int) -> SamplingParams:
         """How that member of a group is sampled, but for its seed."""
         return self.samplings[member % len(self.samplings)] if self.samplings else self.sampling
