@@ -30,7 +30,8 @@ def test_groups_are_in_the_order_of_their_ids_before_and_after_a_compaction(tmp_
     store = answered_store(tmp_path / "s")
     answered_store(tmp_path / "s", name="b", first=12)
     before = groups_of(store)
-    compact(TrajectoryStore.open(store))
+    opened = TrajectoryStore.open(store)
+    compact(opened.place, opened.log)
     after = groups_of(store)
     assert before.digest == after.digest
     assert before.ids.tolist() == sorted(before.ids.tolist()) == after.ids.tolist()

@@ -1,7 +1,9 @@
 """Runs on stored groups alone: no engine, no reward; the same by any split, in any number of starts and of ranks."""
 
 import json
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,13 @@ OPTIONS: dict[str, Any] = {
     "save_steps": 3,
     "save_total_limit": 10,
     "async_rollout": None,
+    "num_generations": None,
     "learning_rate": 1e-3,
     "weight_decay": 0.0,
 }
 ENGINES = (
     "vllm",
     "swift_rlx.trainers.pipeline_plan",
-    "swift_rlx.cluster.worker_process",
     "swift.infer_engine.vllm_engine",
 )
 
@@ -42,6 +44,26 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that generates can be imported."""
     for name in ENGINES:
         monkeypatch.setitem(sys.modules, name, None)
+
+
+class Kept(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What ms-swift's logger and ours say."""
+    handler, logger = Kept(), logging.getLogger("swift")
+    logger.addHandler(handler)
+    yield handler.lines
+    logger.removeHandler(handler)
 
 
 def offline(model: Path, store: Path, output: Path, **changes: Any) -> Any:
@@ -62,7 +84,7 @@ def steps(output: Path) -> list[dict[str, Any]]:
 
 
 def test_a_log_of_scored_texts_trains_for_two_epochs_and_a_resume_changes_no_bit(
-    tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_model: Path, tmp_path: Path, said: list[str]
 ) -> None:
     log = tmp_path / "log.jsonl"
     rows = [
@@ -76,15 +98,15 @@ def test_a_log_of_scored_texts_trains_for_two_epochs_and_a_resume_changes_no_bit
     words = ["store", "import", tmp_path / "s", log, "--columns", *columns, *model]
     assert command_line.main([str(word) for word in words]) == 0
     store = tmp_path / "s"
-    trainer = offline(tiny_model, store, tmp_path / "whole", num_generations=8, gradient_accumulation_steps=3)
+    trainer = offline(tiny_model, store, tmp_path / "whole", gradient_accumulation_steps=3)
     assert trainer.num_generations == 3, (
         "the places of a group are as many as its completions, where nothing is said"
     )
     assert trainer.state.global_step == 6
-    said = capfd.readouterr().err
-    assert "trains by awac: 12 groups with 36 completions, rewards of 'score@imported'" in said
-    assert "trained on 72 stored completions" in said
-    assert "2 epochs over 12 groups" in said
+    text = "\n".join(said)
+    assert "trains by awac: 12 groups with 36 completions, rewards of 'score@imported'" in text
+    assert "trained on 72 stored completions" in text
+    assert "2 epochs over 12 groups" in text
     first = steps(tmp_path / "whole")[0]
     assert first["awac/mean_weight"] == pytest.approx(0.5, abs=0.2)
     assert first["awac/cross_entropy"] > 0
@@ -127,12 +149,12 @@ def test_another_split_into_micro_batches_and_a_resume_within_a_generation_batch
 
 
 def test_stored_log_probs_are_the_weights_and_missing_ones_are_computed_once_and_marked(
-    tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_model: Path, tmp_path: Path, said: list[str]
 ) -> None:
     known = answered_store(tmp_path / "known", 6)
     offline(tiny_model, known, tmp_path / "auto", num_train_epochs=1, beta=0.0)
     [line, *_] = steps(tmp_path / "auto")
-    assert "trains by rloo_is" in capfd.readouterr().err
+    assert "trains by rloo_is" in "\n".join(said)
     assert line["offpolicy/stored/ess_seq"] < 0.99, "the store's log-probs are of nobody in particular"
 
     def lacking(name: str) -> Path:
@@ -150,7 +172,7 @@ def test_stored_log_probs_are_the_weights_and_missing_ones_are_computed_once_and
     offline(tiny_model, tmp_path / "lacking", tmp_path / "again", **lacks)
     assert is_equal(last(tmp_path / "computed"), last(tmp_path / "again"))
     assert TrajectoryStore.open(tmp_path / "lacking").manifest().generation == manifest
-    assert "were computed afterwards, by llama at the start of a run" in capfd.readouterr().err
+    assert "were computed afterwards, by llama at the start of a run" in "\n".join(said)
 
 
 def test_two_ranks_train_what_one_process_does(tiny_model: Path, tmp_path: Path) -> None:

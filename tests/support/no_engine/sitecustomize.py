@@ -8,7 +8,6 @@ ENGINES = {
     "swift.infer_engine.vllm_engine",
     "swift_rlx.backends.transformers_engine",
     "swift_rlx.backends.vllm_engine",
-    "swift_rlx.cluster.worker_process",
     "swift_rlx.trainers.pipeline_plan",
 }
 
