@@ -39,12 +39,13 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """`max_inflight`: answers that all workers together can make at a time. `timeout_s`: of the first attempt at one.
+    """`max_inflight`: answers that each of `workers` makes at a time. `timeout_s`: of the first attempt at one.
 
     A round is sealed after `seal_rows` rows or `seal_s` seconds, whichever comes first: so much is lost by a kill.
     """
 
     max_inflight: int = 256
+    workers: int = 1
     timeout_s: float = 3600.0
     seal_rows: int = 8192
     seal_s: float = 60.0
@@ -128,8 +129,9 @@ class _Run:
         self.limits = limits
         self._by_key = {one.key: one for one in due}
         self._settings, self._encoder = settings, encoder
-        self._config = settings.rollout_config(len(due), limits.timeout_s)
-        window = 2 * max(self._config.batch_groups, -(-limits.max_inflight // settings.count))
+        self._config = settings.rollout_config(len(due), limits.max_inflight, limits.timeout_s)
+        most = -(-limits.workers * limits.max_inflight // settings.count)
+        window = 2 * max(self._config.batch_groups, most)
         self._source = WindowedPrompts(map(self._prompt, due), window)
         self._failed: list[tuple[AskedPrompt, str]] = []
         self._groups = self._rows = self._tokens = 0

@@ -48,10 +48,11 @@ class CandidateSettings:
             found.update(repr(part).encode() + b"\0")
         return f"generate-{found.hexdigest()}"
 
-    def rollout_config(self, num_prompts: int, timeout_s: float) -> RolloutConfig:
+    def rollout_config(self, num_prompts: int, max_inflight: int, timeout_s: float) -> RolloutConfig:
         """The scheduler's: weights never change, so all batches are of one optimizer step, and none is ever over age.
 
-        A group is whole or is dropped. Answers in flight are as many as pay, however long each of them takes then.
+        A group is whole or is dropped. `max_inflight`: answers of a worker; nobody waits for a single one, so there are
+        as many as that whenever there are enough.
         """
         batch = max(BATCH_GROUPS, num_prompts // MOST_BATCHES)
         return RolloutConfig(
@@ -62,7 +63,7 @@ class CandidateSettings:
             min_members=self.count,
             samplings=self.samplings,
             seed=self.seed,
-            target_latency_s=math.inf,
+            max_inflight=max_inflight,
             request_timeout_s=timeout_s,
             warm_up_limit_s=math.inf,
         )

@@ -78,7 +78,7 @@ def _worker_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-inflight",
         type=int,
         default=256,
-        help="answers that a worker makes at a time, where as many pay (default %(default)s)",
+        help="answers that a worker makes at a time (default %(default)s)",
     )
     add("--dtype", choices=DTYPES, help="of the weights (default: as the model's configuration says)")
     add(
@@ -196,8 +196,8 @@ def _sampler(options: argparse.Namespace) -> _Sampler:
         )
     engine = f"{plan.backend} {plan.dtype} {options.model}@{model_digest(model.folder)}"
     settings = CandidateSettings(options.n, _samplings(options, model), options.seed, engine)
-    most = options.max_inflight * options.workers
-    return _Sampler(model, settings, plan, GenerationLimits(most, options.timeout_s, seal_s=options.seal_s))
+    limits = GenerationLimits(options.max_inflight, options.workers, options.timeout_s, seal_s=options.seal_s)
+    return _Sampler(model, settings, plan, limits)
 
 
 def _samplings(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from swift_rlx.cli import main as command_line
+from swift_rlx.cli import store_generate
 from swift_rlx.store import TrajectoryStore
 from swift_rlx.store.verification import verify
 
@@ -145,6 +146,27 @@ def test_a_mistake_is_one_sentence_and_nothing_is_made(tmp_path, tiny_model, cap
     assert shown.err.splitlines()[-1].startswith("swift-rlx: error: ")
     assert not shown.out
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "field", "value"),
+    [
+        (["--top-p", "0.9"], "top_p", 0.9),
+        (["--top-k", "7"], "top_k", 7),
+        (["--min-p", "0.1"], "min_p", 0.1),
+        (["--repetition-penalty", "1.2"], "repetition_penalty", 1.2),
+        (["--max-tokens", "9"], "max_tokens", 9),
+        (["--temperatures", "0.3"], "temperature", 0.3),
+    ],
+)
+def test_each_flag_of_the_sampling_reaches_it(flag, field, value):
+    words = ["store", "generate", "s", "p.jsonl", "--model", "m"]
+    plain, changed = (
+        store_generate._samplings(command_line.build_parser().parse_args(words + more))[0]
+        for more in ([], flag)
+    )
+    assert getattr(changed, field) == value
+    assert changed != plain
 
 
 def test_the_help_has_an_example(capsys):
