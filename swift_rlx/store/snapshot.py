@@ -45,7 +45,7 @@ class Snapshot:
         self.url = place.url
         self.manifest = manifest
         is_open = {} if before is None else {shard.entry.name: shard for shard in before.shards}
-        self.shards = [
+        self.shards: list[SealedShard] = [
             found
             if (found := is_open.get(entry.name)) is not None and found.entry == entry
             else SealedShard(place, entry)

@@ -202,9 +202,9 @@ def test_times_follow_each_other_and_versions_are_those_served(tiny):
         (request([1, 300]), "its ids go from 1 to 300, and the model has 0 to 299"),
         (request([-1, 2]), "its ids go from -1 to 2"),
         (request([5] * 512), "it has 512 tokens and the model takes 512, the answer included"),
-        (request([5], top_p=0.0), "top_p 0.0 is refused"),
+        (request([5], top_p=0.0), "top_p 0 is refused"),
         (request([5], max_tokens=0), "max_tokens 0 is refused"),
-        (request([5], temperature=-1.0), "temperature -1.0 is refused"),
+        (request([5], temperature=-1.0), "temperature -1 is refused"),
         (request([5], inputs={"attention_mask": np.ones((1, 1))}), "the engine makes these itself"),
     ],
 )

@@ -144,6 +144,7 @@ def test_every_argument_of_ms_swift_that_concerns_such_training_is_on_the_page()
         "rlx_type",
         "rlx_engine_options",
         "rlx_worker_devices",
+        "rlx_offline",
     }
     for owner in ("GRPOArguments", "PPOArguments", "RewardModelArguments", "TeacherModelArguments"):
         concerned |= {field.name for field in dataclasses.fields(getattr(rlhf_args, owner))}

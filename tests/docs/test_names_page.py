@@ -76,7 +76,8 @@ def test_what_the_page_names_exists(language: str) -> None:
     from swift import RLHFArguments
 
     text = read(language, "names")
-    known = {field.name for field in dataclasses.fields(RLHFArguments)} | {"port"}  # of swift rollout
+    known = {field.name for field in dataclasses.fields(RLHFArguments)}
+    known |= {"port", "temperatures"}  # of swift rollout, and of swift-rlx store generate
     assert set(flags(text)) <= known
     for path in re.findall(r"`(swift_rlx(?:\.\w+)+)`", text):
         module, name = path.rsplit(".", 1)

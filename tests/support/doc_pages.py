@@ -16,7 +16,8 @@ def read(language: str, name: str) -> str:
 
 def blocks(text: str, kind: str) -> list[str]:
     """The fenced blocks of one kind, for example `bash`."""
-    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [block for name, block in fenced if name == kind]
 
 
 def tables(text: str) -> list[list[list[str]]]:
