@@ -49,7 +49,7 @@ def objective_with(name: str, settings: Mapping[str, Any], beta: float) -> Offli
         ConfigError: an unknown objective or setting, or a value that is not allowed.
     """
     readers = SETTINGS.get(name, {})
-    fields: dict[str, object] = {}
+    fields: dict[str, Any] = {}
     for setting, value in settings.items():
         if setting not in readers:
             known = f"it has {', '.join(readers)}" if readers else "it has none besides the flags"
