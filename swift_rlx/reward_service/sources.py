@@ -8,6 +8,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +72,13 @@ class ServedReward:
 def _joining(kind: str) -> Callable[[list[tuple[float | None, ...]]], list[float | None]]:
     """What makes one score of each row's, where every member scored it.
 
-    A row that a member could not score has none: its mean would be of other models than its siblings'. torch is
-    imported here, so that a service of plain rewards does without.
+    Imported here, because it loads torch, which a service of plain rewards does without.
     """
-    import torch
-
-    from swift_rlx.rewards.ensemble import parse_ensemble
+    from swift_rlx.rewards.ensemble import parse_ensemble, reduced_rows
 
     ensemble = parse_ensemble("wco" if kind == "min" else kind)
     assert ensemble is not None
-
-    def joined(rows: list[tuple[float | None, ...]]) -> list[float | None]:
-        members_BM = torch.tensor(
-            [[math.nan if one is None else one for one in row] for row in rows], dtype=torch.float64
-        )
-        scores = ensemble.reduced(members_BM).tolist()
-        return [None if None in row else score for row, score in zip(rows, scores, strict=True)]
-
-    return joined
+    return partial(reduced_rows, ensemble)
 
 
 class _Member:

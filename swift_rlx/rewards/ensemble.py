@@ -7,6 +7,7 @@ scale first. Shapes: members_BM are B rows by M members, NaN where a member did 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +53,15 @@ class UncertaintyWeighted:
         members = members_BM.double()
         mean = members.nanmean(1)
         return mean - self.coefficient * (members - mean[:, None]).square().nanmean(1)
+
+
+def reduced_rows(ensemble: Ensemble, rows: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """One score a row; None where a member has none: that row's would be of other models than its siblings'."""
+    members_BM = torch.tensor(
+        [[math.nan if one is None else one for one in row] for row in rows], dtype=torch.float64
+    )
+    scores = ensemble.reduced(members_BM).tolist()
+    return [None if None in row else score for row, score in zip(rows, scores, strict=True)]
 
 
 @dataclass(frozen=True)
