@@ -70,12 +70,15 @@ class ServedReward:
 
 
 def _joining(kind: str) -> Callable[[list[tuple[float | None, ...]]], list[float | None]]:
-    """What makes one score of each row's. Imported here: a service of plain rewards does without torch."""
-    from swift_rlx.rewards.ensemble import joined_rows, parse_ensemble
+    """What makes one score of each row's, where every member scored it.
+
+    Imported here, because it loads torch, which a service of plain rewards does without.
+    """
+    from swift_rlx.rewards.ensemble import parse_ensemble, reduced_rows
 
     ensemble = parse_ensemble("wco" if kind == "min" else kind)
     assert ensemble is not None
-    return partial(joined_rows, ensemble)
+    return partial(reduced_rows, ensemble)
 
 
 class _Member:

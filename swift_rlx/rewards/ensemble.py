@@ -55,6 +55,15 @@ class UncertaintyWeighted:
         return mean - self.coefficient * (members - mean[:, None]).square().nanmean(1)
 
 
+def reduced_rows(ensemble: Ensemble, rows: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """One score a row; None where a member has none: that row's would be of other models than its siblings'."""
+    members_BM = torch.tensor(
+        [[math.nan if one is None else one for one in row] for row in rows], dtype=torch.float64
+    )
+    scores = ensemble.reduced(members_BM).tolist()
+    return [None if None in row else score for row, score in zip(rows, scores, strict=True)]
+
+
 @dataclass(frozen=True)
 class Disagreement:
     """std: mean over the rows of the members' standard deviation. spearman: mean rank correlation of two members.
@@ -89,18 +98,6 @@ def _spearman(one: torch.Tensor, other: torch.Tensor) -> float:
     if len(one) < 2 or one.max() == one.min() or other.max() == other.min():
         return math.nan
     return float(spearmanr(one.numpy(), other.numpy()).statistic)
-
-
-def joined_rows(ensemble: Ensemble, rows: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """One score of each row's, [B] of [B][M], where every member scored it.
-
-    A row that a member could not score has none: its mean would be of other models than its siblings'.
-    """
-    members_BM = torch.tensor(
-        [[math.nan if one is None else one for one in row] for row in rows], dtype=torch.float64
-    )
-    scores = ensemble.reduced(members_BM).tolist()
-    return [None if None in row else score for row, score in zip(rows, scores, strict=True)]
 
 
 def parse_ensemble(text: str) -> Ensemble | None:

@@ -12,7 +12,7 @@ import pytest
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "judge"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWERS = ["Paris is the capital of France.", "Bananas are yellow.", ""]
+ANSWERS = ["Paris is the capital of France.", "Bananas are yellow."]
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,14 @@ def check(scores: list[float | None], usage: Any, replies: list[str]) -> None:
 def test_a_real_model_that_is_held_to_the_schema_grades_every_answer(judged: Any) -> None:
     scores, replies, usage = judged()
     check(scores, usage, replies)
-    grades = {json.loads(reply)["grade_a"] for reply in replies}
+    grades = sorted(json.loads(reply)["grade_a"] for reply in replies)
     assert (usage.ungraded, len(replies)) == (0, len(ANSWERS))
-    assert {10 * score for score in scores} == pytest.approx(grades)
+    assert sorted(10 * score for score in scores) == pytest.approx(grades)
 
 
 @pytest.mark.slow
 def test_a_real_model_sees_answer_and_reference_in_both_orders(judged: Any) -> None:
-    scores, replies, usage = judged({"reference": ["It is Paris.", None, None]}, max_disagreement=10.0)
+    scores, replies, usage = judged({"reference": ["It is Paris.", None]}, max_disagreement=10.0)
     check(scores, usage, replies)
     both = [json.loads(reply) for reply in replies if "grade_b" in reply]
     assert (len(both), len(replies)) == (2, len(ANSWERS) + 1)
@@ -70,7 +70,7 @@ def test_a_real_model_sees_answer_and_reference_in_both_orders(judged: Any) -> N
 
 @pytest.mark.slow
 def test_a_real_model_that_speaks_freely_gives_a_grade_or_leaves_the_row_unscored(judged: Any) -> None:
-    scores, replies, usage = judged(structured=False, max_tokens=48)
+    scores, replies, usage = judged(structured=False, max_tokens=24)
     check(scores, usage, replies)
     assert scores.count(None) == usage.ungraded, "no grade is a row without a score, and never an error"
     assert len(replies) == len(ANSWERS)

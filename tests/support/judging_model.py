@@ -16,7 +16,7 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 PREPARE = Path(__file__).resolve().parents[2] / "examples" / "quickstart" / "prepare_model.py"
-MAX_STRING_TOKENS = 24
+MAX_STRING_TOKENS = 8
 
 
 class SmallModel:
