@@ -143,9 +143,9 @@ class Evaluator:
 
     def rewards(self, path: Path, adapter: Path | None) -> list[list[float]]:
         """Read from `path`, or measured and written there."""
-        from measure import Sampler, measure
-
         if not path.exists():
+            from measure import Sampler, measure
+
             with contextlib.redirect_stdout(io.StringIO()):
                 rows = measure(Sampler(self.options.model, adapter), self.prompts, self.sampling, self.reward)
             path.write_text(json.dumps(rows), encoding="utf-8")

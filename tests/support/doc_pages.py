@@ -15,8 +15,9 @@ def read(language: str, name: str) -> str:
 
 
 def blocks(text: str, kind: str) -> list[str]:
-    """The fenced blocks of one kind, for example `bash`."""
-    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    """The fenced blocks of one kind, for example `bash`; of no kind: an empty text."""
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [block for name, block in found if name == kind]
 
 
 def tables(text: str) -> list[list[list[str]]]:
