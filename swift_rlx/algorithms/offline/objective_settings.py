@@ -67,7 +67,7 @@ def objective_with(name: str, settings: Mapping[str, Any], beta: float) -> Offli
         raise ConfigError(
             f"--beta {beta:g} is refused for --offline_objective {name}, which has no KL; use 0"
         )
-    return make_objective(name, **fields)
+    return make_objective(name, force=False, **fields)
 
 
 def needs_groups(name: str, settings: Mapping[str, Any]) -> bool:
