@@ -1,5 +1,6 @@
 """Real runs on fresh batches and on groups of their store: the schedule, what is stored, and the gradient of a fill."""
 
+import asyncio
 import json
 import math
 from collections import Counter
@@ -15,6 +16,7 @@ import torch
 from pipeline_runs import ASYNC, PLUGIN, PickedUp
 
 from swift_rlx.store import Snapshot, TrajectoryStore
+from swift_rlx.trainers.group_scoring import GroupScorer
 from swift_rlx.trainers.rollout_rows import Origin
 from swift_rlx.trainers.stored_batches import UNKNOWN_AGE
 from swift_rlx.trainers.stored_training import StoredTrainingMixin
@@ -108,7 +110,11 @@ def reference(trainer: Any, batch: Any) -> torch.Tensor:
             others = (sum(rewards) - row.reward) / (GROUP_SIZE - 1)
             ids = torch.tensor([prompt + row.tokens()])
             logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
-            logprobs = logits.log_softmax(-1).gather(1, torch.tensor(row.tokens())[:, None])[:, 0]
+            logprobs = (
+                (logits / trainer.temperature)
+                .log_softmax(-1)
+                .gather(1, torch.tensor(row.tokens())[:, None])[:, 0]
+            )
             ratio = math.exp(float(logprobs.detach().double().sum()) - sum(row.behavior_logprobs()))
             loss = -min(ratio, 2.0) * (row.reward - others) * logprobs.sum()
             for each, found in zip(total, torch.autograd.grad(loss, parameters), strict=True):
@@ -118,12 +124,24 @@ def reference(trainer: Any, batch: Any) -> torch.Tensor:
 
 
 def test_stored_groups_join_the_step_that_waits_with_the_gradient_that_they_should_have(
-    tiny_model: Path, rows: Path, tmp_path: Path, picked_up: PickedUp, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, write_rows: Rows, tmp_path: Path, picked_up: PickedUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is ready when the first batch is asked for: groups of an earlier run fill that wait."""
+    """Scores take a while, and groups of an earlier run fill the waits; their rewards differ by the answers' lengths."""
+    row: dict[str, Any] = {"flat": 0}
+    rows = write_rows(
+        [row | {"messages": [{"role": "user", "content": f"say {number}"}]} for number in range(PROMPTS)]
+    )
+    scores = GroupScorer._scores
+
+    async def slow(self: Any, *args: Any) -> Any:
+        await asyncio.sleep(0.5)
+        return await scores(self, *args)
+
     store = str(tmp_path / "store")
-    once = {"learning_rate": 0.1, "trajectory_store": store}  # the second run is another policy
-    pipeline_runs.train(tiny_model, rows, tmp_path / "first", max_steps=3, **once)
+    same = {"trajectory_store": store, "reward_funcs": ["flat_or_vowels"], "max_steps": 3}
+    # The learning rate makes a policy of the first run that the second one is far from.
+    pipeline_runs.train(tiny_model, rows, tmp_path / "first", learning_rate=0.1, **same)
+    monkeypatch.setattr(GroupScorer, "_scores", slow)
     picked_up.batches.clear()
     differences, sizes = [], []
     train_fill = StoredTrainingMixin._train_fill
@@ -146,10 +164,9 @@ def test_stored_groups_join_the_step_that_waits_with_the_gradient_that_they_shou
         tiny_model,
         rows,
         tmp_path / "second",
-        trajectory_store=store,
         fill_the_wait=True,
-        max_steps=3,
         beta=0.0,
+        **same,
     )
 
     fills = [batch for batch in picked_up.batches if batch.origin is Origin.FILL]
