@@ -126,7 +126,7 @@ def reference(trainer: Any, batch: Any) -> torch.Tensor:
 def test_stored_groups_join_the_step_that_waits_with_the_gradient_that_they_should_have(
     tiny_model: Path, write_rows: Rows, tmp_path: Path, picked_up: PickedUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores take a while, and groups of an earlier run fill the waits; their rewards differ by the answers' lengths."""
+    """Scores take a while, and groups of an earlier run fill the waits; rewards differ by the lengths of answers."""
     row: dict[str, Any] = {"flat": 0}
     rows = write_rows(
         [row | {"messages": [{"role": "user", "content": f"say {number}"}]} for number in range(PROMPTS)]
