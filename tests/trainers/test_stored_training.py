@@ -123,67 +123,67 @@ def reference(trainer: Any, batch: Any) -> torch.Tensor:
     return torch.cat([each.flatten() for each in total]) / rows_of_step
 
 
-def test_stored_groups_join_the_step_that_waits_with_the_gradient_that_they_should_have(
-    tiny_model: Path, write_rows: Rows, tmp_path: Path, picked_up: PickedUp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Scores take a while, and groups of an earlier run fill the waits; rewards differ by the lengths of answers."""
-    row: dict[str, Any] = {"flat": 0}
-    rows = write_rows(
-        [row | {"messages": [{"role": "user", "content": f"say {number}"}]} for number in range(PROMPTS)]
-    )
+def gradient(trainer: Any) -> torch.Tensor:
+    """What has been added up so far."""
+    each = [one for one in trainer.model.parameters() if one.requires_grad]
+    grads = [torch.zeros_like(one) if one.grad is None else one.grad for one in each]
+    return torch.cat([one.flatten() for one in grads]).double()
+
+
+def watch_fills(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """Of each fill the norm of the gradient that it should add, and how far off what it adds is."""
+    found: list[tuple[float, float]] = []
+    train_fill = StoredTrainingMixin._train_fill
+
+    def watched(self: Any, samples: Any) -> None:
+        expected, before = reference(self, self._picked), gradient(self)
+        train_fill(self, samples)
+        found.append((float(expected.norm()), float((gradient(self) - before - expected).norm())))
+
+    monkeypatch.setattr(StoredTrainingMixin, "_train_fill", watched)
+    return found
+
+
+def make_scores_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = GroupScorer._scores
 
     async def slow(self: Any, *args: Any) -> Any:
         await asyncio.sleep(0.5)
         return await scores(self, *args)
 
-    store = str(tmp_path / "store")
-    same = {"trajectory_store": store, "reward_funcs": ["flat_or_vowels"], "max_steps": 3}
+    monkeypatch.setattr(GroupScorer, "_scores", slow)
+
+
+def test_stored_groups_join_the_step_that_waits_with_the_gradient_that_they_should_have(
+    tiny_model: Path, write_rows: Rows, tmp_path: Path, picked_up: PickedUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores take a while, and groups of an earlier run fill the waits; rewards differ by the lengths of answers."""
+    messages = [[{"role": "user", "content": f"say {number}"}] for number in range(PROMPTS)]
+    rows = write_rows([{"flat": 0, "messages": one} for one in messages])
+    same = {
+        "trajectory_store": str(tmp_path / "store"),
+        "reward_funcs": ["flat_or_vowels"],
+        "max_steps": 3,
+    }
     # The learning rate makes a policy of the first run that the second one is far from.
     pipeline_runs.train(tiny_model, rows, tmp_path / "first", learning_rate=0.1, **same)
-    monkeypatch.setattr(GroupScorer, "_scores", slow)
     picked_up.batches.clear()
-    differences, sizes = [], []
-    train_fill = StoredTrainingMixin._train_fill
-
-    def checked(self: Any, samples: Any) -> None:
-        def gradient() -> torch.Tensor:
-            each = [p for p in self.model.parameters() if p.requires_grad]
-            return torch.cat(
-                [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in each]
-            ).double()
-
-        expected, before = reference(self, self._picked), gradient()
-        train_fill(self, samples)
-        added = gradient() - before
-        differences.append(float((added - expected).norm() / expected.norm().clamp(min=1e-12)))
-        sizes.append(float(expected.norm()))
-
-    monkeypatch.setattr(StoredTrainingMixin, "_train_fill", checked)
-    trainer = pipeline_runs.train(
-        tiny_model,
-        rows,
-        tmp_path / "second",
-        fill_the_wait=True,
-        beta=0.0,
-        **same,
-    )
+    make_scores_slow(monkeypatch)
+    added = watch_fills(monkeypatch)
+    pipeline_runs.train(tiny_model, rows, tmp_path / "second", fill_the_wait=True, beta=0.0, **same)
 
     fills = [batch for batch in picked_up.batches if batch.origin is Origin.FILL]
-    assert fills
+    assert len(fills) == len(added) > 0
     assert all(len(batch.rows) == GROUP_SIZE for batch in fills), "a part of a generation batch"
-    assert max(sizes) > 0
-    assert max(difference for difference, size in zip(differences, sizes, strict=True) if size > 1e-9) < 1e-4
+    assert max(size for size, _ in added) > 1e-3
+    assert all(off <= 1e-4 * size + 1e-9 for size, off in added)
     of_other_run = np.frombuffer(picked_up.batches[0].rows[0].staleness, "<i4")
     assert set(of_other_run.tolist()) == {UNKNOWN_AGE}
-    fresh = [batch for batch in picked_up.batches if batch.origin is Origin.FRESH]
-    assert [batch.step for batch in fresh] == [0, 1, 2], (
-        "one optimizer step for each fresh batch, and no other"
-    )
-    assert trainer.state.global_step == 3
-    logged = [line["store/fills"] for line in runs.log_lines(tmp_path / "second") if "store/fills" in line]
-    assert logged[-1] == len(fills)
-    assert all("stored/reward" in line for line in runs.log_lines(tmp_path / "second")[:1])
+    fresh = [batch.step for batch in picked_up.batches if batch.origin is Origin.FRESH]
+    assert fresh == [0, 1, 2], "one optimizer step for each fresh batch, and no other"
+    lines = runs.log_lines(tmp_path / "second")
+    assert [line["store/fills"] for line in lines if "store/fills" in line][-1] == len(fills)
+    assert "stored/reward" in lines[0]
 
 
 def test_two_ranks_go_on_after_a_crash_and_their_store_has_nothing_twice(
