@@ -44,9 +44,8 @@ class Snapshot:
     def __init__(self, place: Place, manifest: Manifest, before: Snapshot | None = None) -> None:
         self.url = place.url
         self.manifest = manifest
-        self.shards: list[SealedShard] = []
         is_open = {} if before is None else {shard.entry.name: shard for shard in before.shards}
-        self.shards = [
+        self.shards: list[SealedShard] = [
             found
             if (found := is_open.get(entry.name)) is not None and found.entry == entry
             else SealedShard(place, entry)
