@@ -77,14 +77,16 @@ class CandidateModel:
 
     def barred(self) -> tuple[int, ...]:
         """Tokens that an answer must not have."""
-        return barred_tokens(self._template)
+        ids: tuple[int, ...] = barred_tokens(self._template)
+        return ids
 
     def backend(self, wanted: str) -> str:
         """`auto` resolved, as in training. Raises ConfigError for one that is not installed."""
         names = ("auto", *BACKENDS.names())
         if wanted not in names and ":" not in wanted:
             raise ConfigError(f"--backend {wanted} is not installed; use one of {', '.join(names)}")
-        return choose_backend(wanted, self._template.model_meta.is_multimodal, _has_accelerator())
+        name: str = choose_backend(wanted, self._template.model_meta.is_multimodal, _has_accelerator())
+        return name
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
         """The prompt up to where the answer begins. Raises ConfigError for what cannot be encoded."""
@@ -98,8 +100,8 @@ class CandidateModel:
 
     def most_tokens(self, messages: list[dict[str, Any]]) -> int:
         """A prompt has no more: a token is a byte at least."""
-        most = sum(len(str(one["content"]).encode()) + 64 for one in messages)
-        return most + template_overhead(self._template)
+        of_template: int = template_overhead(self._template)
+        return of_template + sum(len(str(one["content"]).encode()) + 64 for one in messages)
 
     def num_tokens_over(self, messages: list[dict[str, Any]], limit: int) -> int | None:
         """How many tokens a prompt has, where these are more than `limit`; short ones are not encoded to know it."""
