@@ -33,7 +33,7 @@ def test_the_benchmark_of_hidden_generation_measures_every_kind_of_contestant(tm
     assert 0 < rows["staleness 2"]["staleness_max"] <= 2
 
 
-def test_the_published_numbers_reach_the_goals_unless_the_core_was_taken_by_other_work():
+def test_the_published_numbers_reach_the_goals():
     published = json.loads((SCRIPT.parent / "results" / "hidden_generation.json").read_text(encoding="utf-8"))
     goals = published["goals"]
     assert (goals["busy"], goals["speed_up"], goals["judged"]) == (0.96, 2.5, "staleness 2")
@@ -44,6 +44,6 @@ def test_the_published_numbers_reach_the_goals_unless_the_core_was_taken_by_othe
         assert rows["synchronous"]["busy"] == pytest.approx(1 / 2.6, abs=0.02)
         assert all(rows[name]["staleness_max"] <= int(name.split()[1]) for name in bounds)
         judged = rows[goals["judged"]]
-        reached = judged["busy"] >= goals["busy"] and judged["speed_up"] >= goals["speed_up"]
-        assert reached or judged["other_cpu_s"] < 0.7 * judged["other_s"]
+        assert judged["busy"] >= goals["busy"]
+        assert judged["speed_up"] >= goals["speed_up"]
         assert judged["speed_up"] > 1.4 * rows["one step ahead"]["speed_up"]
