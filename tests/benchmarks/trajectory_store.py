@@ -254,6 +254,8 @@ def main() -> int:
         return 0
     is_kept = options.only and options.output.exists()
     result = json.loads(options.output.read_text(encoding="utf-8")) if is_kept else {}
+    if options.work is not None:
+        options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         result |= measured(Path(work), options)
     options.output.parent.mkdir(parents=True, exist_ok=True)
