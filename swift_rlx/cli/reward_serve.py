@@ -92,6 +92,8 @@ def run(options: argparse.Namespace) -> int:
         )
     from swift_rlx.reward_service.serving import Listening, serve
 
+    if not 0 <= options.port <= 65535:
+        raise ConfigError(f"--port {options.port} is refused: use 1 to 65535, or 0 for any that is free")
     config = _config(options)
     if options.host not in ("127.0.0.1", "localhost", "::1") and not config.tenants:
         raise ConfigError(

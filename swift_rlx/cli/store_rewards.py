@@ -95,11 +95,26 @@ def score_with(pool: RewardPool, store: TrajectoryStore, options: argparse.Names
     """Give all trajectories rewards of the sources that the options name, and say what was done; the exit code."""
     from swift_rlx.store.recipe import Recipe, Scale, Source
 
-    versions = [*((name, pool.version(name)) for name in options.rewards), *map(_stored, options.stored)]
+    stored = list(map(_stored, options.stored))
+    _check_stored(store.snapshot(), stored)
+    versions = [*((name, pool.version(name)) for name in options.rewards), *stored]
     weights = options.weights or [1.0] * len(versions)
     sources = [Source(*one, weight) for one, weight in zip(versions, weights, strict=True)]
     scale = options.normalize or ("dataset" if len(sources) > 1 else "none")
     return _rewarded(store, Recipe(tuple(sources), Scale(scale)), pool, again=options.again)
+
+
+def _check_stored(snapshot: Snapshot, stored: list[tuple[str, str]]) -> None:
+    """Raise `ConfigError` for values that no row has, which would take the place of those that there are."""
+    from swift_rlx.store.rescoring import stored_versions
+
+    known = stored_versions(snapshot)
+    there = ", ".join(f"{name}@{version}" for name in sorted(known) for version in sorted(known[name]))
+    for name, version in stored:
+        if version not in known.get(name, ()):
+            raise ConfigError(
+                f"--stored {name}@{version} is refused: no row has such values; there are {there or 'none'}"
+            )
 
 
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +136,7 @@ def _rescore(options: argparse.Namespace) -> int:
     store = TrajectoryStore.open(options.store)
     snapshot = store.snapshot()
     stored = dict(map(_stored, options.stored))
+    _check_stored(snapshot, list(stored.items()))
     known = stored_versions(snapshot)
     with reward_pool(options, [name for name in known if name not in stored], only_offered=True) as pool:
         for name in sorted(set(known) - set(pool.names)):
@@ -147,6 +163,11 @@ def reward_pool(options: argparse.Namespace, names: list[str], *, only_offered: 
     """What calls the rewards. Raises `PluginError` for one that nobody offers, and `ConfigError`."""
     from swift_rlx.cli.reward_pool import PoolOptions, RewardPool
 
+    if addresses := [name for name in names if "://" in name]:
+        raise ConfigError(
+            f"--rewards {' '.join(addresses)} is refused: served rewards score in training; here name rewards that are"
+            " installed or in --external-plugins"
+        )
     if options.reward_workers < 1:
         raise ConfigError(f"rewards in {options.reward_workers} processes are refused: use at least 1")
     plugins = tuple(str(path) for path in options.external_plugins)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from swift_rlx.errors import StoreError
 from swift_rlx.store.chunk import Chunk, StoredRow
 from swift_rlx.store.manifest import Manifest
 from swift_rlx.store.place import Place
@@ -76,6 +77,22 @@ class Snapshot:
         inside = wanted - self.chunk_begins[places]
         chunks = self.chunks
         return [chunks[at].row(place) for at, place in zip(places.tolist(), inside.tolist(), strict=True)]
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raise `StoreError` where a prompt or an answer has a token that a model with so many tokens does not have."""
+        import pyarrow.compute as pc
+
+        tokens = [
+            pc.max(chunk.columns[name].values).as_py()
+            for chunk in self.chunks
+            for name in ("token_ids", "prompt_ids")
+        ]
+        largest = max((one for one in tokens if one is not None), default=-1)
+        if largest >= size:
+            raise StoreError(
+                f"the store '{self.url}' has the token id {largest}, and the model has {size} tokens: another tokenizer"
+                " filled it; train the model that it was filled for, or import its texts for this one"
+            )
 
     def rows_of(self, group: int) -> range:
         """The numbers of a group's rows."""

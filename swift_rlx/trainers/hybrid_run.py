@@ -32,7 +32,7 @@ class HybridPlan:
     """The flags. `groups` of `group_size` rows make a generation batch, `fill_groups` a batch that fills a wait.
 
     `columns`: names of the rewards, whose raw values are shown. `batches_before`: generation batches that the run had
-    picked up where it begins to have a store.
+    picked up where it begins to have a store. `vocabulary`: tokens that the model has.
     """
 
     directory: str
@@ -44,6 +44,7 @@ class HybridPlan:
     fills: bool = False
     columns: tuple[str, ...] = ()
     batches_before: int = 0
+    vocabulary: int = 2**31
 
 
 class SavedRun(msgspec.Struct, frozen=True):
@@ -176,6 +177,8 @@ class HybridRun:
     def _open(self, uses: Path | None) -> GroupBatches:
         snapshot = self._store.snapshot()
         trains = bool(self.plan.ratio) or self.plan.fills
+        if trains:
+            snapshot.check_vocabulary(self.plan.vocabulary)
         if trains and (missing := snapshot.num_without_logprobs()):
             raise ConfigError(
                 f"{missing} of {snapshot.num_rows} answers in the store '{self.plan.directory}' have no log-probs, so"

@@ -66,6 +66,7 @@ class OfflineRunMixin:
             )
         self.plan = args.rlx_offline
         self._open(args)
+        self.groups.snapshot.check_vocabulary(model.get_input_embeddings().num_embeddings)
         self._seen: Counter[str] = Counter()
         self._places: list[Place] = []
         self._aligned_rows: AlignedRows | None = None

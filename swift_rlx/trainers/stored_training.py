@@ -328,4 +328,5 @@ def hybrid_plan(trainer: Any) -> HybridPlan:
         fills=args.fill_the_wait,
         columns=tuple(trainer.reward_func_names),
         batches_before=batches_before(trainer, trainer.state.global_step),
+        vocabulary=trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().num_embeddings,
     )

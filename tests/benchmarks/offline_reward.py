@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -186,6 +187,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULT, help="where the JSON file goes")
     options = parser.parse_args()
     options.model = options.model.resolve()
+    if importlib.util.find_spec("vllm") is not None:
+        parser.error(
+            "vLLM is installed here; measure in an environment without an engine, such as .venv-test"
+        )
     from prepare_model import prepare
 
     prepare(options.model)

@@ -59,6 +59,7 @@ def test_a_folder_that_exists_is_left_alone(tmp_path, capsys):
         ("--reward a a", "names a reward twice"), ("--reward model:/x", "is refused: give a reward's name"),
         ("--reward x=median(a,b)", "JOIN one of mean, wco, min, uwo, uwo:C"), ("--reward x=mean(a,)", "is refused"),
         ("--reward a --host 0.0.0.0", "without a token is refused"),
+        ("--reward a --port 99999", "--port 99999 is refused: use 1 to 65535"),
         ("--reward a --workers 0", "--workers is 1 to 256"),
         ("--reward a --batch-rows 0", "--batch-rows"), ("--reward a --batch-limit-s 0", "--batch-limit-s more than 0"),
         ("--reward a --loader nothing", "MODULE:FUNCTION"), ("--reward a --loader-options [1]", "give a JSON object"),

@@ -107,6 +107,12 @@ def test_a_sheet_comes_back_with_scores(tmp_path, capsys):
     )
     assert "added 5 scores as human@imported" in shown
     assert f"swift-rlx store score {folder} --stored human@imported" in shown
+    assert "12 trajectories have rewards" in run(capsys, "score", folder, "--stored", "human@imported")
+    refused = run(capsys, "score", folder, "--stored", "human@impoted", code=2)
+    assert "--stored human@impoted is refused: no row has such values; there are human@imported" in refused
+    assert "7 of them none" in run(capsys, "score", folder, "--stored", "human@imported"), (
+        "they are still there"
+    )
 
 
 @pytest.mark.parametrize(

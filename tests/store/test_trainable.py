@@ -103,3 +103,15 @@ def test_without_named_sources_the_reward_is_the_score(tmp_path):
         ("a", "1", 1),
         ("b", "2", 1),
     ]
+
+
+def test_tokens_of_another_tokenizer_are_refused(tmp_path):
+    snapshot = groups_of(answered_store(tmp_path / "s")).snapshot
+    largest = max(
+        max(row.token_ids.max(), row.prompt_ids.max())
+        for number in range(snapshot.num_groups)
+        for row in snapshot.rows(snapshot.rows_of(number))
+    )
+    snapshot.check_vocabulary(largest + 1)
+    with pytest.raises(StoreError, match=f"the token id {largest}, and the model has {largest} tokens"):
+        snapshot.check_vocabulary(largest)

@@ -32,7 +32,8 @@ FACTS = RunFacts(SamplingParams(), "fake", lambda group, place: f"{group.prompt.
 def plan(folder: Path, **changes: Any) -> HybridPlan:
     wanted = GroupFilter(max_age=changes.pop("max_age", None), min_spread=changes.pop("min_spread", 0.0))
     rules = BatchRules(GROUPS, changes.pop("max_reuse", 4), 3, wanted)
-    return HybridPlan(str(folder), ratio=0.5, groups=GROUPS, fill_groups=1, group_size=SIZE, rules=rules)  # fmt: skip
+    shape = {"groups": GROUPS, "fill_groups": 1, "group_size": SIZE}
+    return HybridPlan(str(folder), ratio=0.5, **shape, rules=rules, **changes)
 
 
 def group(number: int, step: int = 0, logprob: float = -1.0) -> TrajectoryGroup:
@@ -183,6 +184,8 @@ def test_of_other_runs_train_groups_of_the_same_reward_without_an_age(tmp_path: 
     assert run.num_ready(0) == 4
     assert np.frombuffer(run.take(0, Origin.FILL).rows[0].staleness, "<i4").min() > 1000
     assert run.fills == 1
+    with pytest.raises(StoreError, match="and the model has 6 tokens: another tokenizer filled it"):
+        HybridRun(plan(tmp_path, vocabulary=6), RECIPE)
     assert HybridRun(plan(tmp_path, max_age=9), RECIPE).num_ready(0) == 0
     assert HybridRun(plan(tmp_path), "weighted: 1*length@2").num_ready(0) == 0
 

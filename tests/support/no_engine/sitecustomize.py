@@ -1,10 +1,9 @@
-"""For a process of a benchmark: what generates cannot be imported, as where no engine is installed."""
+"""For a process of a benchmark: the engines of ours cannot be imported. vLLM is not installed where it is measured."""
 
 import sys
 from importlib.abc import MetaPathFinder
 
 ENGINES = {
-    "vllm",
     "swift.infer_engine.vllm_engine",
     "swift_rlx.backends.transformers_engine",
     "swift_rlx.backends.vllm_engine",
