@@ -187,6 +187,11 @@ def _refuse(args: Any, store: str, algorithm: Algorithm, defaults: dict[str, Any
             f"--val_dataset {_shown(args.val_dataset)} is refused without --reward_funcs: evaluation generates and"
             " scores anew, and the rewards of the store are of its own completions; add one, or drop it"
         )
+    if args.reward_funcs and not args.val_dataset:
+        raise ConfigError(
+            f"--reward_funcs {_shown(args.reward_funcs)} has no effect on the stored groups of {store}, which train by"
+            " the rewards of the store; give the store others with `swift-rlx store score`, or drop it"
+        )
 
 
 def _settle_beta(args: Any, name: str, settings: dict[str, Any], algorithm: Algorithm) -> float:
@@ -234,6 +239,12 @@ def _settle_group_size(args: Any, groups: Any, compares: bool, defaults: dict[st
 
 
 def _refuse_settings(args: Any) -> None:
+    """Of a run that has no store as data set: what is for one alone, and a directory that was meant to be one."""
+    if args.offline_objective != "auto" and args.trajectory_store is None:
+        raise ConfigError(
+            f"--offline_objective {args.offline_objective} is refused: --dataset {_shown(args.dataset or 'none')} is no"
+            " store of trajectories, whose directory has a store.json; give one, or drop the objective"
+        )
     for name, default in FIELD_DEFAULTS.items():
         if (value := getattr(args, name)) != default:
             raise ConfigError(

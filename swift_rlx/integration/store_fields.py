@@ -190,6 +190,11 @@ def _check_offline(values: Any) -> None:
 
 def _check_hybrid(values: Any, algorithm_name: str) -> None:
     """A run that adds to its store, and may train from it too."""
+    if os.path.isfile(values.trajectory_store):
+        raise ConfigError(
+            f"--trajectory_store {values.trajectory_store} is refused: it is a file; give the directory of a store, or"
+            " one that is not there yet"
+        )
     if not values.async_rollout:
         raise ConfigError(
             f"--trajectory_store {values.trajectory_store} is refused without the asynchronous pipeline, which keeps"

@@ -157,6 +157,7 @@ def test_filters_and_a_chosen_recipe_leave_groups_out(build: Build, tmp_path: Pa
         ({"offline_ratio": 0.5}, r"--offline_ratio 0\.5 is refused with --dataset"),
         ({"online_every": 2}, "--online_every 2 is refused with --dataset"),
         ({"split_dataset_ratio": 0.1}, "--split_dataset_ratio 0.1 is refused with the store"),
+        ({"reward_funcs": ["format"]}, "--reward_funcs format has no effect on the stored groups"),
         ({"val_dataset": ["val.jsonl"]}, "--val_dataset val.jsonl is refused without --reward_funcs"),
         ({"num_generations": 5}, "--num_generations 5 is refused: no group of the store has more than 4"),
         (
@@ -195,6 +196,8 @@ def test_settings_of_offline_runs_mean_nothing_in_others(build: Build, tmp_path:
     for name, value in {"offline_settings": "{}", "store_recipe": "a@1"}.items():
         with pytest.raises(ConfigError, match=f"--{name} .* has no effect without a store as --dataset"):
             build(**fresh, **{name: value})
+    with pytest.raises(ConfigError, match=r"--offline_objective awac is refused: --dataset .* is no store"):
+        build(**fresh, offline_objective="awac")
 
 
 def test_every_field_of_the_plan_is_known_to_the_training_configuration(build: Build) -> None:

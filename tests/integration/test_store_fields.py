@@ -111,6 +111,10 @@ def test_a_store_as_data_set_is_a_run_without_fresh_batches(store: str, tmp_path
             "--offline_ratio 0.5 has no effect without a store",
         ),
         ({"max_reuse": 2, "trajectory_store": None}, "--max_reuse 2 has no effect without a store"),
+        (
+            {"trajectory_store": __file__, "offline_ratio": 0.5},
+            "is refused: it is a file; give the directory",
+        ),
         ({"async_rollout": False}, "is refused without the asynchronous pipeline"),
         ({"min_store_spread": 0.1}, "--min_store_spread 0.1 has no effect without --offline_ratio above 0"),
         ({"offline_ratio": 1.0}, "there are no stored groups; fill it"),
