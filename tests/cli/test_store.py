@@ -110,6 +110,8 @@ def test_a_sheet_comes_back_with_scores(tmp_path, capsys):
     assert "12 trajectories have rewards" in run(capsys, "score", folder, "--stored", "human@imported")
     refused = run(capsys, "score", folder, "--stored", "human@impoted", code=2)
     assert "--stored human@impoted is refused: no row has such values; there are human@imported" in refused
+    served = run(capsys, "score", folder, "--rewards", "http://a:1/b@v1", code=2)
+    assert "--rewards http://a:1/b@v1 is refused: served rewards score in training" in served
     assert "7 of them none" in run(capsys, "score", folder, "--stored", "human@imported"), (
         "they are still there"
     )
