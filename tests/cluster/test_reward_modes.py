@@ -127,6 +127,7 @@ def test_a_row_that_raises_is_named_or_costs_only_itself(mode: str, form: str, l
         assert scored.counters.failures == {"KeyError": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["each", "all_at_once"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_row_that_hangs_costs_that_row_only(mode: str, form: str, lab: Lab) -> None:
@@ -162,6 +163,7 @@ def test_a_verifier_with_an_alarm_is_told_apart_where_it_cannot_work(mode: str, 
 # --- what only processes have ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["each", "all_at_once"])
 def test_a_search_that_holds_the_interpreter_costs_that_row_only(form: str, lab: Lab) -> None:
     scored = lab.score(lab.runner("process", form, limit_s=LIMIT_S), ["1", "search", "0"])

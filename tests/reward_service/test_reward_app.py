@@ -145,6 +145,7 @@ def test_a_tenant_over_its_limits_is_refused_and_the_other_is_served(monkeypatch
     assert 1 <= int(retry_after) <= 6
 
 
+@pytest.mark.slow
 def test_a_row_that_ends_or_hangs_its_worker_costs_itself_only(monkeypatch):
     made = use_fake_workers(monkeypatch)
 

@@ -343,6 +343,7 @@ fuzz: Callable[..., Any] = settings(
 )
 
 
+@pytest.mark.slow
 @fuzz
 @given(bodies)
 def test_whatever_the_bytes_are_decoding_gives_a_sound_reply_or_says_that_it_is_none(data):

@@ -246,6 +246,7 @@ for number in range(6):
 """
 
 
+@pytest.mark.slow
 def test_writers_in_several_processes_lose_nothing(tmp_path):
     store = TrajectoryStore.create(tmp_path)
     command = [sys.executable, "-c", WRITE, str(tmp_path)]

@@ -27,6 +27,7 @@ def engine_of(folder, kind=FakeEngine, token_s=0.0005, **options):
     return kind(replace(spec(folder, token_s=token_s, **options), max_model_len=60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["keep", "pin", ""])
 def test_the_fake_engine_keeps_the_rules(tmp_path, update):
     check_engine(lambda: engine_of(tmp_path, update=update), case(tmp_path))
