@@ -131,6 +131,7 @@ def test_a_row_that_raises_is_named_or_costs_only_itself(mode: str, form: str, l
 @pytest.mark.parametrize("form", ["each", "all_at_once"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_row_that_hangs_costs_that_row_only(mode: str, form: str, lab: Lab) -> None:
+    lab.score(lab.runner(mode, form), ["1", "2", "3"])  # the processes are there
     before = lab.pool.pids
     scored = lab.score(lab.runner(mode, form, limit_s=LIMIT_S), ["1", "hang", "0"])
     assert scored.values == (1.0, None, 0.0), "unscored, also under --reward_on_error raise"
