@@ -87,16 +87,36 @@ def write(path: Path, value: Any) -> None:
     path.with_suffix(".tmp").replace(path)
 
 
+class Heldout:
+    """Mean held-out rewards of adapters and of the model itself, by the quickstart's own measurement.
+
+    Each costs a minute or more of a core and is kept: an adapter's beside it, the model's in `base`. `limit`: of the
+    prompts.
+    """
+
+    def __init__(self, task: Task, limit: int | None, base: Path) -> None:
+        self._task, self._limit, self._base = task, limit, base
+        self._evaluate: Callable[[Path | None], float] | None = None
+
+    def at(self, run: Path, step: int) -> float:
+        """Of the adapter that a run had after an optimizer step; 0: of the model."""
+        adapter = run / "adapters" / str(step) if step else None
+        path = adapter / "heldout.json" if adapter else self._base
+        if not path.exists():
+            self._evaluate = self._evaluate or evaluator(self._task, self._limit)
+            write(path, self._evaluate(adapter))
+        return float(json.loads(path.read_text(encoding="utf-8")))
+
+
 class Runs:
     """The finished runs in a folder of their own for each task."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.task = Task(options.model.resolve(), options.steps, options.max_tokens)
-        self.limit = options.heldout
         parts = [self.task.model.name, f"steps-{options.steps}", f"tokens-{options.max_tokens}"]
         parts += [] if options.heldout is None else [f"heldout-{options.heldout}"]
         self.folder = options.work.resolve() / "-".join(parts)
-        self._evaluate: Callable[[Path | None], float] | None = None
+        self._heldout = Heldout(self.task, options.heldout, self.folder / "base.json")
 
     def folder_of(self, setting: str, name: str, seed: int) -> Path:
         """Where a run is, or will be."""
@@ -123,7 +143,7 @@ class Runs:
         rewards: dict[int, float] = {}
 
         def reward_at(step: int) -> float:
-            rewards[step] = self._base() if step == 0 else self._measure(folder / "adapters" / str(step))
+            rewards[step] = self._heldout.at(folder, step)
             return rewards[step]
 
         to_reward_s = time_to(GOAL, times_s, reward_at, EVERY)
@@ -140,16 +160,6 @@ class Runs:
             "train_rewards": [event["reward"] for event in logs],
             "others_cores": record["others_cores"],
         }
-
-    def _base(self) -> float:
-        path = self.folder / "base.json"
-        if not path.exists():
-            write(path, self._measure(None))
-        return float(json.loads(path.read_text(encoding="utf-8")))
-
-    def _measure(self, adapter: Path | None) -> float:
-        self._evaluate = self._evaluate or evaluator(self.task, self.limit)
-        return self._evaluate(adapter)
 
     def table(self) -> dict[str, dict[str, Any]]:
         """Everything that is finished, by setting and contestant."""

@@ -7,7 +7,7 @@ that arrived by the end of a step (`store/tokens_generated`), trained or not. Af
 measures every second adapter on the held-out prompts; the number of tokens lies on the straight line between the last
 of them below the reward and the first one above it.
 
-A finished run is kept in `--work` and not done again. The exit code is 1 where a goal is missed.
+A finished run is kept in `--work` and not done again, nor is a measurement. The exit code is 1 where a goal is missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path[:0] = [str(REPOSITORY / "tests" / "support"), str(REPOSITORY / "example
 from reward_contestants import OWN_CORE, SETTINGS, Contestant, Task, run  # noqa: E402
 from reward_curve import spread, time_to  # noqa: E402
 from runs import log_lines  # noqa: E402
-from time_to_reward import EVERY, GOAL, MODEL, evaluator, write  # noqa: E402
+from time_to_reward import EVERY, GOAL, MODEL, Heldout, write  # noqa: E402
 
 RESULT = Path(__file__).resolve().parent / "results" / "tokens_to_reward.json"
 WORK = REPOSITORY / "output" / "tokens_to_reward"
@@ -57,19 +57,18 @@ class Runs:
             options.work.resolve()
             / f"{self.task.model.name}-steps-{options.steps}-tokens-{options.max_tokens}"
         )
-        self._evaluate = evaluator(self.task, options.heldout)
-        self._base: float | None = None
+        self._heldout = Heldout(self.task, options.heldout, self.folder / "base.json")
 
     def ensure(self, name: str, seed: int) -> dict[str, Any]:
         """The result of a run, which is done now unless it is there."""
         folder = self.folder / name / f"seed-{seed}"
-        path = folder / "result.json"
-        if not path.exists():
+        ended, path = folder / "record.json", folder / "result.json"
+        if not ended.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            record = run(
-                contestant(RATIOS[name], folder / "store"), self.task, seed, self.options.setting, folder
-            )
-            write(path, self._judge(folder, record))
+            ratio = contestant(RATIOS[name], folder / "store")
+            write(ended, run(ratio, self.task, seed, self.options.setting, folder))
+        if not path.exists():
+            write(path, self._judge(folder, json.loads(ended.read_text(encoding="utf-8"))))
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
@@ -77,7 +76,7 @@ class Runs:
         tokens, rewards = tokens_at(folder / "output"), {}
 
         def reward_at(step: int) -> float:
-            rewards[step] = self._of_base() if step == 0 else self._evaluate(folder / "adapters" / str(step))
+            rewards[step] = self._heldout.at(folder, step)
             return rewards[step]
 
         return {
@@ -86,11 +85,6 @@ class Runs:
             "heldout_rewards": rewards,
             "command_s": record["command_s"],
         }
-
-    def _of_base(self) -> float:
-        if self._base is None:
-            self._base = self._evaluate(None)
-        return self._base
 
 
 def main() -> int:
