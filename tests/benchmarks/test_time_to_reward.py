@@ -196,11 +196,14 @@ def test_a_finished_run_is_not_done_again_and_a_broken_one_begins_anew(
         events.append({"event": "end", "at_s": 40.0})
         return {"begin_s": 5.0, "command_s": 40.0, "others_cores": 0.0, "events": events}
 
-    def measure(self: Any, adapter: Path | None) -> float:
+    measured: list[str] = []
+
+    def measure(adapter: Path | None) -> float:
+        measured.append("base" if adapter is None else adapter.name)
         return 0.2 if adapter is None else {"2": 0.7}[adapter.name]
 
     monkeypatch.setattr(script, "run", run)
-    monkeypatch.setattr(script.Runs, "_measure", measure)
+    monkeypatch.setattr(script, "evaluator", lambda task, limit: measure)
     options = argparse.Namespace(
         model=tmp_path,
         steps=2,
@@ -219,6 +222,7 @@ def test_a_finished_run_is_not_done_again_and_a_broken_one_begins_anew(
     assert first["command_to_reward_s"] == pytest.approx(31.0)
     assert first["tokens_per_s"] == pytest.approx(16 * 5.5 / 10)
     runs.ensure("free 1", "stock", 2)
+    assert measured == ["base", "2", "2"]
     assert script.finish(options, runs.table()) == 0
     row = json.loads(options.output.read_text(encoding="utf-8"))["settings"]["free 1"]["stock"]
     assert list(row["runs"]) == ["seed-1", "seed-2"]

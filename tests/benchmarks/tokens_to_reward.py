@@ -16,13 +16,14 @@ import argparse
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / "tests" / "support"), str(REPOSITORY / "examples" / "quickstart")]
 
-from reward_contestants import OWN_CORE, SETTINGS, Contestant, Task, run  # noqa: E402
+from reward_contestants import CONTESTANTS, OWN_CORE, SETTINGS, Contestant, Task, run  # noqa: E402
 from reward_curve import spread, time_to  # noqa: E402
 from runs import log_lines  # noqa: E402
 from time_to_reward import EVERY, GOAL, MODEL, Heldout, write  # noqa: E402
@@ -30,15 +31,17 @@ from time_to_reward import EVERY, GOAL, MODEL, Heldout, write  # noqa: E402
 RESULT = Path(__file__).resolve().parent / "results" / "tokens_to_reward.json"
 WORK = REPOSITORY / "output" / "tokens_to_reward"
 RATIOS = {"0": 0.0, "0.5": 0.5, "0.67": 2 / 3}
+BACKENDS = {"transformers": "ours", "vllm": "ours vllm"}
 JUDGED, MOST = "0.5", 0.7
 """The ratio that the goal is about, and the tokens that it may need of those without a store."""
 
 
-def contestant(ratio: float, store: Path) -> Contestant:
+def contestant(ratio: float, store: Path, backend: str) -> Contestant:
     """A run of ours that stores what it generates, and trains from that by `ratio`."""
-    changes: dict[str, Any] = {"rollout_backend": "transformers", "trajectory_store": str(store)}
+    ours = CONTESTANTS[BACKENDS[backend]]
+    changes: dict[str, Any] = {"trajectory_store": str(store)}
     changes |= {"offline_ratio": ratio} if ratio else {}
-    return Contestant(changes, is_ours=True, is_asynchronous=True)
+    return replace(ours, changes=ours.changes | changes)
 
 
 def tokens_at(output: Path) -> list[float]:
@@ -55,7 +58,7 @@ class Runs:
         self.task = Task(options.model.resolve(), options.steps, options.max_tokens)
         self.folder = (
             options.work.resolve()
-            / f"{self.task.model.name}-steps-{options.steps}-tokens-{options.max_tokens}"
+            / f"{self.task.model.name}-{options.backend}-steps-{options.steps}-tokens-{options.max_tokens}"
         )
         self._heldout = Heldout(self.task, options.heldout, self.folder / "base.json")
 
@@ -65,8 +68,8 @@ class Runs:
         ended, path = folder / "record.json", folder / "result.json"
         if not ended.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            ratio = contestant(RATIOS[name], folder / "store")
-            write(ended, run(ratio, self.task, seed, self.options.setting, folder))
+            ours = contestant(RATIOS[name], folder / "store", self.options.backend)
+            write(ended, run(ours, self.task, seed, self.options.setting, folder))
         if not path.exists():
             write(path, self._judge(folder, json.loads(ended.read_text(encoding="utf-8"))))
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -97,6 +100,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=32, help="of a completion")
     parser.add_argument("--goal", type=float, default=GOAL, help="the held-out reward")
     parser.add_argument("--heldout", type=int, help="so many of the held-out prompts; default: all")
+    parser.add_argument("--backend", choices=BACKENDS, default="transformers", help="generates")
     parser.add_argument("--setting", choices=SETTINGS, default=OWN_CORE)
     parser.add_argument("--model", type=Path, default=MODEL, help="a model folder; made if it is not there")
     parser.add_argument("--work", type=Path, default=WORK, help="where runs are kept")
@@ -122,7 +126,16 @@ def finish(options: argparse.Namespace, results: dict[str, dict[int, dict[str, A
     means = {name: row["mean"] for name, row in table.items()}
     shares = {name: mean / means["0"] for name, mean in means.items() if mean and means.get("0")}
     goals = {"heldout_reward": options.goal, "most_tokens": {JUDGED: MOST}}
-    write(options.output, {"steps": options.steps, "goals": goals, "shares": shares, "ratios": table})
+    write(
+        options.output,
+        {
+            "steps": options.steps,
+            "backend": options.backend,
+            "goals": goals,
+            "shares": shares,
+            "ratios": table,
+        },
+    )
     for name, row in table.items():
         reached = f"{row['reached']} of {row['of']} reached it"
         tokens = "-" if row["mean"] is None else f"{row['mean']:.0f}"
