@@ -179,6 +179,7 @@ def summary(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     numbers = ("to_reward_s", "command_to_reward_s", "steps_per_h", "tokens_per_s", "others_cores")
     return {
         **{name: spread([one[name] for one in runs.values()]) for name in numbers},
+        "steps": [len(one["step_ends_s"]) for one in runs.values()],
         "runs": runs,
     }
 
@@ -278,7 +279,6 @@ def finish(options: argparse.Namespace, table: dict[str, dict[str, Any]]) -> int
         },
         "versions": versions,
         "goals": {"heldout_reward": GOAL, "speed_up": MIN_SPEED_UP},
-        "steps": options.steps,
         "max_tokens": options.max_tokens,
         "mean_seconds_to_reward": standings(table),
         "speed_ups": ratios,
