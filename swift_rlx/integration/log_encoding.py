@@ -3,11 +3,9 @@
 from typing import Any
 
 import numpy as np
-from swift import get_processor, get_template
-from swift.infer_engine import InferRequest
 
 from swift_rlx.errors import ConfigError
-from swift_rlx.registry import one_line
+from swift_rlx.integration.message_encoding import encoded, template_of
 from swift_rlx.types import IntArray
 
 
@@ -18,10 +16,7 @@ class LogEncoder:
     """
 
     def __init__(self, model: str, template: str | None = None, **hub: Any) -> None:
-        try:
-            self._template = get_template(get_processor(model, **hub), template_type=template)
-        except Exception as error:  # hubs, files and templates raise what they like
-            raise ConfigError(f"--model {model} is refused: {one_line(error)}") from error
+        self._template = template_of(model, template, **hub)
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
         """The prompt up to where the answer begins. Raises ConfigError for what cannot be encoded."""
@@ -45,10 +40,4 @@ class LogEncoder:
 
     def _encoded(self, messages: list[dict[str, Any]], mode: str) -> list[int]:
         self._template.set_mode(mode)
-        try:
-            encoded = self._template.encode(InferRequest(messages=[dict(one) for one in messages]))
-        except Exception as error:  # templates raise what they like
-            raise ConfigError(
-                f"the messages {str(messages)[:120]} cannot be encoded: {one_line(error)}"
-            ) from error
-        return [int(one) for one in encoded["input_ids"]]
+        return encoded(self._template, messages)

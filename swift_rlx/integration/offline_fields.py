@@ -24,6 +24,21 @@ class OfflineFields:
             " store as --dataset has rewards of several kinds."
         },
     )
+    constraint_filter: str = field(
+        default="none",
+        metadata={
+            "help": "[swift-rlx] What becomes of stored completions whose words, length or entities are unlike the"
+            " rest of a store as --dataset. reject: they leave the loss, not its denominator. penalty:X: their reward"
+            " is lower by X for each constraint that does not hold."
+        },
+    )
+    constraint_settings: str | None = field(
+        default=None,
+        metadata={
+            "help": "[swift-rlx] Settings of --constraint_filter as a JSON object: constraints (some of words, length,"
+            ' entities), lengths (two factors), min_overlap, quantile, entities ("patterns" or "chinese").'
+        },
+    )
 
 
 FIELD_DEFAULTS = {each.name: each.default for each in fields(OfflineFields)}

@@ -12,6 +12,7 @@ from typing import Any
 from swift.utils import get_logger
 
 from swift_rlx.algorithms.offline import make_objective, resolve_auto
+from swift_rlx.algorithms.offline.constraint_settings import constraint_plan
 from swift_rlx.algorithms.offline.objective_settings import (
     DEFAULT_BETA,
     needs_groups,
@@ -84,6 +85,7 @@ def settle_offline(args: Any, algorithm: Algorithm, defaults: dict[str, Any]) ->
     settings = parse_settings(args.offline_settings)
     groups, name = _choose(args, store, settings)
     beta = _settle_beta(args, name, settings, algorithm)
+    _check_constraints(args, name, settings, beta)
     min_size = _settle_group_size(args, groups, needs_groups(name, settings), defaults)
     args.rlx_offline = {
         "store": store,
@@ -223,6 +225,17 @@ def _settle_beta(args: Any, name: str, settings: dict[str, Any], algorithm: Algo
         )
     args.beta = beta if needs.reference else 0.0
     return beta
+
+
+def _check_constraints(args: Any, name: str, settings: dict[str, Any], beta: float) -> None:
+    plan = constraint_plan(args.constraint_filter, args.constraint_settings)
+    if plan is None or plan.penalty is None or name in POLICY_GRADIENT:
+        return
+    if objective_with(name, settings, beta).needs.pairwise:
+        raise ConfigError(
+            f"--constraint_filter {args.constraint_filter} is refused for --offline_objective {name}, which compares by"
+            " the scores of each source and knows no reward to lower; use reject, or the objective awac"
+        )
 
 
 def _settle_group_size(args: Any, groups: Any, compares: bool, defaults: dict[str, Any]) -> int:

@@ -3,10 +3,13 @@
 import math
 import os
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.scheduler import MAX_REUSE, offline_ratio
+
+if TYPE_CHECKING:
+    from swift_rlx.store import Snapshot
 
 # No `from __future__ import annotations` here: ms-swift's parser evaluates the annotations in another module.
 
@@ -200,6 +203,9 @@ def _check_hybrid(values: Any, algorithm_name: str) -> None:
             f"--trajectory_store {values.trajectory_store} is refused without the asynchronous pipeline, which keeps"
             " the log-probs that stored tokens were sampled with; leave --async_rollout true"
         )
+    from swift_rlx.store import TrajectoryStore
+
+    TrajectoryStore.check_new(values.trajectory_store)
     if not (values.offline_ratio or values.fill_the_wait):
         _refuse_changed(
             values, CHOOSING, "--offline_ratio above 0 or --fill_the_wait true; drop it, or add one"
@@ -226,6 +232,18 @@ def _check_hybrid(values: Any, algorithm_name: str) -> None:
         )
     if values.fill_the_wait:
         _refuse_fill(values)
+    if is_store(values.trajectory_store):
+        refuse_without_logprobs(TrajectoryStore.open(values.trajectory_store).snapshot())
+
+
+def refuse_without_logprobs(snapshot: "Snapshot") -> None:
+    """Raise ConfigError for stored groups that cannot be corrected for their policy, beside fresh ones."""
+    if missing := snapshot.num_without_logprobs():
+        raise ConfigError(
+            f"{missing} of {snapshot.num_rows} answers in the store '{snapshot.url}' have no log-probs, so that their"
+            " gradient cannot be corrected for the policy that made them; train on it alone, with"
+            f" --dataset {snapshot.url}, or give another --trajectory_store"
+        )
 
 
 def _refuse_fill(values: Any) -> None:

@@ -90,7 +90,7 @@ def _csv(file: Path) -> Iterator[LoggedRow]:
                 raise LoggedRow(file, number, {}).refused(
                     "it has another number of fields than the first line"
                 )
-            yield LoggedRow(file, number, {name: text for name, text in values.items() if text != ""})
+            yield LoggedRow(file, number, {name: text or None for name, text in values.items()})
 
 
 def _parquet(file: Path) -> Iterator[LoggedRow]:

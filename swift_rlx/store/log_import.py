@@ -93,6 +93,8 @@ def import_scores(
             raise row.refused(f"there is no column '{id_column}'; it has {', '.join(row.values)}")
         if (given := row.values.get(score_column)) is None:
             continue
+        if row.values[id_column] is None:
+            raise row.refused(f"its {id_column} is empty")
         try:
             row_id = as_row_id(str(row.values[id_column]).strip())
         except ValueError as error:

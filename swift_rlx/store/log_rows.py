@@ -73,9 +73,14 @@ class LogColumns:
         found = {
             meaning: row.values[name] for meaning, name in named.items() if row.values.get(name) is not None
         }
-        if "prompt" not in found and "messages" in row.values:
+        if "prompt" not in found and row.values.get("messages") is not None:
             found["prompt"] = row.values["messages"]
         return found
+
+    def is_empty(self, row: LoggedRow, *meanings: str) -> bool:
+        """Whether the row has the column of one of these meanings, and nothing in it."""
+        names = (self.names.get(meaning, meaning) for meaning in meanings)
+        return any(name in row.values and row.values[name] is None for name in names)
 
     def free(self, row: LoggedRow) -> dict[str, Any]:
         """The other columns."""
@@ -128,6 +133,8 @@ def _read(row: LoggedRow, columns: LogColumns) -> tuple[LoggedPrompt, list[Logge
     messages = as_messages(row, found["prompt"]) if "prompt" in found else None
     ids = _integers(row, "prompt_ids", found["prompt_ids"]) if "prompt_ids" in found else None
     if messages is None and ids is None:
+        if columns.is_empty(row, "prompt", "prompt_ids"):
+            raise row.refused("its prompt is empty")
         raise row.refused(
             f"it has no prompt; its columns are {', '.join(row.values) or 'none'}: name one, as in --columns"
             " prompt=question"
@@ -135,6 +142,8 @@ def _read(row: LoggedRow, columns: LogColumns) -> tuple[LoggedPrompt, list[Logge
     if messages and messages[-1]["role"] == "assistant" and "answer" not in found:
         found["answer"] = messages.pop()["content"]
     prompt_id = str(found.get("id", ""))
+    if "answer" not in found and "token_ids" not in found and columns.is_empty(row, "answer", "token_ids"):
+        raise row.refused("its answer is empty")
     key = prompt_id or repr(messages if messages is not None else ids)
     answers = [LoggedAnswer(row, one) for one in _answers(row, found)]
     for answer in answers:

@@ -19,6 +19,8 @@ from swift_rlx.errors import StoreError
 from swift_rlx.store.shard_writer import sync_directory
 
 PARTIAL = ".partial"
+EXCLUSIVE = "exclusive-"
+"""How the name of a file begins that `check_exclusive` makes and removes."""
 BLOCK_BYTES = 2**22
 
 
@@ -58,6 +60,9 @@ class Place(Protocol):
 
     def names(self, folder: str) -> list[str]:
         """Names of the files in a folder, without the folder, sorted."""
+
+    def entries(self) -> list[str]:
+        """Names of what is at the top, folders too, sorted; none where nothing is there yet."""
 
     def files(self) -> Iterator[FoundFile]:
         """All files, partial ones included."""
@@ -152,6 +157,18 @@ class LocalPlace:
             return []
         except OSError as error:
             raise refused(self.url, "read", folder, error) from error
+
+    def entries(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._root))
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as error:
+            raise StoreError(
+                f"'{self.url}' is a file; give the directory of a store, or one that is not there yet"
+            ) from error
+        except OSError as error:
+            raise refused(self.url, "read", "", error) from error
 
     def files(self) -> Iterator[FoundFile]:
         for path in sorted(self._root.rglob("*")):

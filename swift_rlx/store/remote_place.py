@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_rlx.errors import StoreError
-from swift_rlx.store.place import BLOCK_BYTES, PARTIAL, FoundFile, refused, torn
+from swift_rlx.store.place import BLOCK_BYTES, EXCLUSIVE, PARTIAL, FoundFile, refused, torn
 
 
 class RemotePlace:
@@ -47,7 +47,7 @@ class RemotePlace:
 
     def check_exclusive(self) -> None:
         """Raise `StoreError` where a second `create` of a name is not refused by the file system itself."""
-        name = f"{self._root}/exclusive-{secrets.token_hex(8)}"
+        name = f"{self._root}/{EXCLUSIVE}{secrets.token_hex(8)}"
         try:
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(name, b"1", mode="create")
@@ -119,6 +119,17 @@ class RemotePlace:
         except OSError as error:
             raise refused(self.url, "read", folder, error) from error
         return sorted(one["name"].rsplit("/", 1)[-1] for one in found if one["type"] == "file")
+
+    def entries(self) -> list[str]:
+        root = self._root.rstrip("/")
+        try:
+            self._fs.invalidate_cache()
+            found = [path.rstrip("/") for path in self._fs.ls(root, detail=False)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise refused(self.url, "read", "", error) from error
+        return sorted(path.rsplit("/", 1)[-1] for path in found if path.strip("/") != root.strip("/"))
 
     def files(self) -> Iterator[FoundFile]:
         self._fs.invalidate_cache()

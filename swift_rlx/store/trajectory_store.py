@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swift_rlx.errors import StoreError
 from swift_rlx.store.manifest import Manifest, ManifestLog
-from swift_rlx.store.place import Place, place_at
+from swift_rlx.store.place import EXCLUSIVE, PARTIAL, Place, place_at
 from swift_rlx.store.round_writer import Buckets, RoundWriter
 from swift_rlx.store.schema import FORMAT
 from swift_rlx.store.snapshot import Snapshot
@@ -47,13 +47,14 @@ class TrajectoryStore:
 
         `buckets`: parts by prompt, 4 by default; `is_half`: log-probs in half precision where that is safe, which is
         the default. `cache`: folder for the files of a remote store. Raises `StoreError` for a store that was made with
-        other settings, and for a file system that cannot create a file exclusively.
+        other settings, for a folder that has other files, and for a file system that cannot create a file exclusively.
         """
         if buckets is not None and buckets < 1:
             raise StoreError(f"a store of {buckets} buckets is refused; use at least 1")
         wanted = Buckets(buckets or DEFAULT_BUCKETS, is_half is not False)
         place = place_at(url, cache)
         if place.read(SETTINGS) is None:
+            _refuse_other_files(place)
             place.check_exclusive()
             logprobs = "half" if wanted.is_half else "single"
             settings = {"format": FORMAT, "buckets": wanted.count, "logprobs": logprobs}
@@ -67,6 +68,13 @@ class TrajectoryStore:
             raise StoreError(f"the store '{url}' has {store.buckets}, not {asked}, which cannot be changed; make a new"
                              " one")  # fmt: skip
         return store
+
+    @staticmethod
+    def check_new(url: str | Path) -> None:
+        """Raise `StoreError` where `create` would, for files that are no store: before what is to fill it is loaded."""
+        place = place_at(url)
+        if place.read(SETTINGS) is None:
+            _refuse_other_files(place)
 
     @classmethod
     def open(cls, url: str | Path, *, cache: Path | None = None) -> TrajectoryStore:
@@ -110,3 +118,13 @@ class TrajectoryStore:
     def sealed(self) -> Mapping[str, int]:
         """The number of the last sealed round of each writer: what a checkpoint keeps to see the same rows again."""
         return dict(self.manifest().sealed)
+
+
+def _refuse_other_files(place: Place) -> None:
+    """What a process left that was killed while it made the store is none of them."""
+    others = [name for name in place.entries() if not (name.endswith(PARTIAL) or name.startswith(EXCLUSIVE))]
+    if others and place.read(SETTINGS) is None:  # another process may have made the store meanwhile
+        raise StoreError(
+            f"'{place.url}' is refused as a store: it has no {SETTINGS}, but other files, such as '{others[0]}'; give"
+            " the directory of a store, or one that is new or empty"
+        )

@@ -16,7 +16,8 @@ import msgspec
 from swift.utils import get_logger
 
 from swift_rlx.clock import LoopClock
-from swift_rlx.errors import CheckpointError, ConfigError
+from swift_rlx.errors import CheckpointError
+from swift_rlx.integration.store_fields import refuse_without_logprobs
 from swift_rlx.scheduler import BatchSource, HybridSchedule, HybridState, WaitFiller
 from swift_rlx.store import BatchRules, GroupBatches, TrajectoryStore
 from swift_rlx.trainers.rollout_rows import Origin, PickedBatch
@@ -179,12 +180,7 @@ class HybridRun:
         trains = bool(self.plan.ratio) or self.plan.fills
         if trains:
             snapshot.check_vocabulary(self.plan.vocabulary)
-        if trains and (missing := snapshot.num_without_logprobs()):
-            raise ConfigError(
-                f"{missing} of {snapshot.num_rows} answers in the store '{self.plan.directory}' have no log-probs, so"
-                " that their gradient cannot be corrected for the policy that made them; train on it alone, with"
-                f" --dataset {self.plan.directory}, or give another --trajectory_store"
-            )
+            refuse_without_logprobs(snapshot)
         if uses is None:
             batches = GroupBatches(snapshot, self._rules())
         else:

@@ -36,8 +36,11 @@ def go_on_from(state: RolloutState, checkpoint: Path, output_dir: str) -> tuple[
     advanced, segment, cut_bytes = go_on(state, directory)
     ready = sum(one.ready is not None for one in advanced.open)
     replayed = sum(len(picked.orders) for picked in advanced.replay)
+    batches = sum(bool(picked.orders) for picked in advanced.replay)
+    fills = len(advanced.replay) - batches
+    filled = f", {fills} times stored groups fill a wait again" if fills else ""
     logger.info(
-        f"journal in '{directory}': {len(advanced.replay)} batches since the checkpoint are trained again as they were,"
+        f"journal in '{directory}': {batches} batches since the checkpoint are trained again as they were{filled},"
         f" {ready - replayed} groups are ready, {len(advanced.open) - ready} prompts are generated again;"
         f" {cut_bytes} bytes at its end were torn"
     )

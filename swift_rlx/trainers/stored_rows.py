@@ -11,7 +11,7 @@ from swift.rl_core.data import GRPOSample
 
 from swift_rlx.store import StoredGroup
 from swift_rlx.trainers.rollout_rows import Row
-from swift_rlx.types import FinishReason, Trajectory
+from swift_rlx.types import FinishReason, IntArray, Trajectory
 
 IGNORED = -100
 """The label of a token that does not train."""
@@ -125,6 +125,11 @@ def missing_logprobs(places: Sequence[Place]) -> torch.Tensor:
         for place in places
     ]
     return torch.tensor(found, dtype=torch.bool)
+
+
+def sampled_ids(member: Trajectory) -> IntArray:
+    """Ids of the tokens that the policy made."""
+    return np.asarray(member.completion.token_ids)[_sampled(member)]
 
 
 def _sampled(member: Trajectory) -> Any:

@@ -3,17 +3,13 @@
 All ranks train the same batch, which rank 0 picked; rank 0 alone reads and writes the store (`hybrid_run.py`).
 
 A stored generation batch is trained as a fresh one is: the loss of the run's own type, with the importance weights that
-the stored log-probs give. A batch that fills a wait joins the optimizer step instead (`WaitFiller`):
-
-    gradient of the step = that of its generation batches + sum over its fills of n / N x mean gradient of the fill
-
-with n the rows of the fill and N those of the step, so that a stored row weighs as much as a fresh one.
+the stored log-probs give. A batch that fills a wait joins the optimizer step instead (`fill_training.py`).
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +22,26 @@ from swift_rlx.rewards.combination import Combination
 from swift_rlx.store import BatchRules, GroupFilter
 from swift_rlx.trainers.crew import ProcessCrew
 from swift_rlx.trainers.epoch_order import batches_before
+from swift_rlx.trainers.fill_training import FillTrainingMixin, fill_groups
+from swift_rlx.trainers.fresh_scores import FreshScoresMixin
 from swift_rlx.trainers.hybrid_run import HybridPlan, HybridRun, Restart
 from swift_rlx.trainers.prompt_encoding import PromptEncoder, conversation_output
 from swift_rlx.trainers.rollout_rows import Origin, encode_batch
-from swift_rlx.trainers.store_sealing import FreshBatch, RunFacts, ScoredMember, recipe_of
-from swift_rlx.types import RewardPart, TrainBatch, TrajectoryGroup
+from swift_rlx.trainers.store_sealing import RunFacts
+from swift_rlx.types import TrajectoryGroup
 
 logger = get_logger()
 STORE_FOLDER = "store"
 """Beside state.json in a checkpoint."""
-FILL_PART = 8
 SHOWN_APART = ("reward", "reward_std", "completions/mean_length", "rollout/rows_unusable")
 """Metrics of a stored batch, logged as stored/<the last part of the name>."""
 
 
-class StoredTrainingMixin:
+class StoredTrainingMixin(FillTrainingMixin, FreshScoresMixin):
     """For a trainer with the pipeline; to stand before MonitoringMixin and AsyncRolloutMixin."""
 
-    hybrid: HybridRun | None = None
-    """On rank 0, while the pipeline runs, with `--trajectory_store`."""
     _store_folder: Path | None = None
     """Of the checkpoint that the run goes on from."""
-    _fresh: TrainBatch | None = None
-    """On rank 0: the fresh batch that was picked up and is not on its way to the store yet."""
-    _is_fill = False
 
     # --- start, checkpoints, end -----------------------------------------------------------------------------------
 
@@ -216,96 +208,6 @@ class StoredTrainingMixin:
             "store/groups_ready": float(self.hybrid.num_ready(self.state.global_step)),
             "store/reuse": self.hybrid.uses_of_last,
         }
-
-    # --- a batch that joins the step which waits -------------------------------------------------------------------
-
-    @property
-    def micro_batches_per_window(self) -> int:
-        return self._fill_micro_batches if self._is_fill else super().micro_batches_per_window
-
-    @property
-    def _fill_micro_batches(self) -> int:
-        """Of a rank."""
-        rows = len(self._picked.rows) // self.accelerator.num_processes
-        return -(-rows // self.args.per_device_train_batch_size)
-
-    def split_by_mini_batches(self, samples: list[Any]) -> list[list[Any]]:
-        if not self._is_fill:
-            return super().split_by_mini_batches(samples)
-        size = self.args.per_device_train_batch_size
-        return [samples[at : at + size] for at in range(0, len(samples), size)]
-
-    def _train_fill(self, samples: list[Any]) -> None:
-        """Add the gradient of the picked rows to that of the step; on all ranks."""
-        self._is_fill = True
-        logs, self._logs = self._logs, defaultdict(list, rewards=defaultdict(list))
-        try:
-            encoded = self._prepare_batch_inputs(self._score_completions(samples))
-            self._postprocess_batch(samples, encoded)
-            with self._metrics_apart(), self._without_reduction():
-                for micro_batch in encoded:
-                    self._add_gradient(micro_batch)
-        finally:
-            self._logs, self._is_fill = logs, False
-
-    def _add_gradient(self, micro_batch: dict[str, Any]) -> None:
-        args, ranks = self.args, self.accelerator.num_processes
-        with self.compute_loss_context_manager():
-            loss = self.compute_loss(self.model_wrapped, micro_batch)
-        # The loss is made so that a mean over the micro-batches of a step is the step's; here it is a plain sum.
-        sum_of_means = loss / min(self.current_gradient_accumulation_steps, args.steps_per_generation)
-        rows_of_step = args.per_device_train_batch_size * self.current_gradient_accumulation_steps * ranks
-        self.accelerator.backward(sum_of_means * len(self._picked.rows) / rows_of_step)
-        self._report_training()
-
-    @contextmanager
-    def _without_reduction(self) -> Iterator[None]:
-        """Ranks add up their own gradients; those of the whole step are reduced with its last micro-batch."""
-        model = self.model_wrapped
-        with model.no_sync() if hasattr(model, "no_sync") else nullcontext():
-            yield
-
-    # --- fresh batches into the store ------------------------------------------------------------------------------
-
-    def _recipe(self) -> str:
-        args, names = self.args, self._reward_keys
-        versions = {reward.name: reward.version for reward in self.checked_rewards}
-        how = [] if args.reward_normalize == "none" else [f"{args.reward_normalize} of the run"]
-        how += [] if args.reward_ensemble == "none" else [f"ensemble {args.reward_ensemble}"]
-        known = versions | self._model_versions | self.reward_versions
-        return recipe_of(names, known, self.reward_weights.tolist(), ", ".join(how))
-
-    def _seal(self, combined: Combination, usable_N: torch.Tensor) -> None:
-        """Hand the fresh batch over with its scores: raw ones, and the combined one before clip, KL and baseline."""
-        batch, self._fresh = self._fresh, None
-        groups = tuple(one.group for one in batch.groups)
-        rows = range(0, len(usable_N), self.num_generations)
-        members = tuple(
-            tuple(
-                self._scored_member(place, first + place, combined)
-                for place in range(len(group.members))
-                if usable_N[first + place]
-            )
-            for group, first in zip(groups, rows, strict=False)  # fillers stand behind
-        )
-        self.hybrid.seal(FreshBatch(groups, members, self._recipe()))
-
-    def _scored_member(self, place: int, row: int, combined: Combination) -> ScoredMember:
-        reward = combined.rewards_B[row].item() if combined.valid_B[row] else None
-        parts = tuple(
-            RewardPart(name, None if math.isnan(value) else value, self.reward_versions.get(name, ""))
-            for name, value in zip(self._reward_keys, self._rewards_per_func[row].tolist(), strict=True)
-        )
-        return ScoredMember(place, reward, parts)
-
-
-def fill_groups(groups: int, group_size: int, ranks: int) -> int:
-    """Of a batch that fills a wait: about an eighth of a generation batch, and as many rows on each rank.
-
-    A fresh batch that becomes ready meanwhile waits for it, so it is small.
-    """
-    unit = ranks // math.gcd(ranks, group_size)
-    return unit * max(groups // FILL_PART // unit, 1)
 
 
 def hybrid_plan(trainer: Any) -> HybridPlan:

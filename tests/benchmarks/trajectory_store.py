@@ -7,7 +7,8 @@ Run it as a script. It prints a line for each measurement, writes a JSON file an
     rows      64 random rows of the training columns of that store, warm; beside Arrow's `take` on the loaded table and
               on parquet row groups
     epoch     all groups of many short rows (16 tokens, groups of 4) once, in random batches: anonymous and shared
-              memory of the process, from /proc/self/smaps_rollup, beside that of the loaded Arrow table and of parquet
+              memory of the process, from /proc/self/smaps_rollup, beside that of the loaded Arrow table
+    parquet   the same rows as parquet, loaded: its size, and the memory that it takes
     kills     a writer that is killed at random moments, again and again: every sealed trajectory readable, none double
 """
 
@@ -218,11 +219,14 @@ def parquet_epoch(folder: Path) -> dict[str, float]:
     assert writer is not None
     writer.close()
     del table
+    pa.default_memory_pool().release_unused()
     found = pq.read_table(file)
     return {"rows": found.num_rows, "megabytes": file.stat().st_size / 1e6, "peak_mb": own_memory()}
 
 
 PARTS = {"epoch": epoch, "loaded": loaded, "parquet": parquet_epoch}
+ON_SHORT_ROWS = {"epoch": ("epoch", "loaded"), "parquet": ("parquet",)}
+KINDS = ("kills", "size", *ON_SHORT_ROWS)
 
 
 def in_process(part: str, folder: Path) -> dict[str, float]:
@@ -243,7 +247,7 @@ def main() -> int:
     add(
         "--only",
         nargs="+",
-        choices=["kills", "size", "epoch"],
+        choices=KINDS,
         help="measure these anew and keep the others of the JSON file",
     )
     add("--part", choices=PARTS, help="run this part alone and print it")
@@ -265,7 +269,7 @@ def main() -> int:
 
 def measured(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The measurements that are asked for, by default all."""
-    only = options.only or ["kills", "size", "epoch"]
+    only = options.only or KINDS
     result: dict[str, Any] = {
         "machine": {
             "cores": os.cpu_count(),
@@ -280,10 +284,10 @@ def measured(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     if "size" in only:
         result["size"] = size(work / "size", options.rows)
         result["rows"] = rows(work / "size")
-    if "epoch" in only:
+    if parts := [part for kind in only for part in ON_SHORT_ROWS.get(kind, ())]:
         short_store(work / "short", options.short_rows)
-        for part in PARTS:
-            result[part] = in_process(part, work / "short")
+        result |= {part: in_process(part, work / "short") for part in parts}
+    if "epoch" in result:
         result["epoch"]["memory_share"] = result["epoch"]["peak_mb"] / result["loaded"]["peak_mb"]
     return result
 

@@ -88,6 +88,18 @@ def test_import_export_and_scores_by_people(tmp_path, capsys):
     assert "use .jsonl, or --sheet" in run(capsys, "export", folder, tmp_path / "a.csv", code=2)
 
 
+def test_a_model_that_is_no_folder_and_a_store_among_other_files_are_refused(tmp_path, capsys):
+    log = tmp_path / "log.csv"
+    log.write_text("prompt,answer\n2+2?,4\n")
+    shown = run(capsys, "import", tmp_path / "s", log, "--model", "./nowhere", code=2)
+    assert "--model ./nowhere is refused: there is no folder '" in shown
+    assert not (tmp_path / "s").exists()
+    shown = run(capsys, "import", tmp_path, log, "--model", "./nowhere", code=1)
+    assert "but other files, such as 'log.csv'; give the directory of a store" in shown
+    shown = run(capsys, "import", log, log, code=1)
+    assert f"'{log}' is a file; give the directory of a store" in shown
+
+
 def test_a_sheet_comes_back_with_scores(tmp_path, capsys):
     folder, sheet = a_store(tmp_path), tmp_path / "sheet.jsonl"
     assert "wrote 12 trajectories" in run(capsys, "export", folder, sheet, "--sheet")

@@ -112,6 +112,12 @@ def check_first_group(store, tiny_model):
     np.testing.assert_allclose(answer.logprobs, expected, rtol=2e-3, atol=2e-3)
 
 
+@pytest.fixture
+def no_vllm(monkeypatch):
+    monkeypatch.setattr("swift_rlx.backends.vllm_contract.installed_version", lambda: None)
+
+
+@pytest.mark.usefixtures("no_vllm")
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
@@ -128,7 +134,12 @@ def check_first_group(store, tiny_model):
         (["--weights", "1"], 2, "--weights and --normalize are refused without --rewards"),
         (["--rewards", "nobody"], 1, "'nobody'"),
         (["--rewards", "format", "--weights", "1", "2"], 2, "1 sources with 2 --weights are refused"),
-        (["--model", "/nowhere"], 2, "--model /nowhere is refused"),
+        (
+            ["--model", "/nowhere"],
+            2,
+            "--model /nowhere is refused: there is no folder '/nowhere'; give that of a",
+        ),
+        (["--backend", "vllm"], 2, "--backend vllm is refused: vLLM is not installed; pip install"),
         (["--backend", "other"], 2, "--backend other is not installed; use one of auto, "),
         (["--engine-options", '{"enforce_eager": true}'], 2, "has no effect: the workers run transformers"),
         (
@@ -146,6 +157,17 @@ def test_a_mistake_is_one_sentence_and_nothing_is_made(tmp_path, tiny_model, cap
     assert shown.err.splitlines()[-1].startswith("swift-rlx: error: ")
     assert not shown.out
     assert not (tmp_path / "s").exists()
+
+
+def test_a_folder_of_other_files_is_refused_before_the_prompts_are_read(tmp_path, capsys):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "notes.txt").write_text("mine")
+    words = ["store", "generate", str(tmp_path / "s"), str(tmp_path / "nowhere.jsonl"), "--model", "/nowhere"]
+    assert command_line.main(words) == 1
+    assert "is refused as a store: it has no store.json, but other files, such as 'notes.txt'" in (
+        capsys.readouterr().err
+    )
+    assert [file.name for file in (tmp_path / "s").iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -17,6 +18,8 @@ from swift_rlx.algorithms.offline import (
     normalized,
     temperature_for,
 )
+from swift_rlx.algorithms.offline.constraint_settings import SETTINGS as CONSTRAINT_SETTINGS
+from swift_rlx.algorithms.offline.constraint_settings import constraint_plan
 from swift_rlx.algorithms.offline.objective_settings import DEFAULT_BETA, SETTINGS, WITH_BETA
 from swift_rlx.integration.algorithm_table import ALGORITHMS
 from swift_rlx.scheduler import BatchSource, HybridSchedule
@@ -89,6 +92,17 @@ def test_the_weights_shown_are_those_of_the_code(language):
 def test_the_constraints_are_named(language):
     rows = tables(read(language, "constraint_filter"))[0][1:]
     assert [re.match(r"\w+", row[0], re.ASCII)[0] for row in rows] == list(CONSTRAINTS)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_settings_of_the_constraint_filter_are_named_with_their_defaults(language):
+    _, uses, settings, *_ = tables(read(language, "constraint_filter"))
+    for use in (row[0].strip("`").replace("X", "0.5") for row in uses[1:]):
+        constraint_plan(use, None)
+    shown = {row[0].strip("`"): row[1].strip("`") for row in settings[1:]}
+    assert tuple(shown) == CONSTRAINT_SETTINGS
+    given = {name: json.loads(value) for name, value in shown.items() if name != "constraints"}
+    assert constraint_plan("reject", json.dumps(given)) == constraint_plan("reject", None)
 
 
 @pytest.mark.parametrize("page", PAGES)

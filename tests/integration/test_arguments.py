@@ -212,6 +212,12 @@ def test_what_cannot_work_is_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("flag", ["model", "ref_model"])
+def test_a_model_that_is_no_folder_is_refused_in_our_words(flag: str, build: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match=f"--{flag} ./nowhere is refused: there is no folder '/"):
+        build(**{flag: "./nowhere"})
+
+
 def test_an_unknown_reward_is_refused_before_the_model_is_looked_at(build: Callable[..., Any]) -> None:
     with pytest.raises(
         PluginError,

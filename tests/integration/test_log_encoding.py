@@ -59,5 +59,5 @@ def test_stock_ms_swift_loads_what_is_exported(tmp_path):
 
 
 def test_a_model_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match="--model /nowhere is refused"):
+    with pytest.raises(ConfigError, match="--model /nowhere is refused: there is no folder '/nowhere'"):
         LogEncoder("/nowhere")

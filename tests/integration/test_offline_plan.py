@@ -175,6 +175,15 @@ def test_filters_and_a_chosen_recipe_leave_groups_out(build: Build, tmp_path: Pa
         ({"offline_objective": "cql", "share_prompt": True}, "--share_prompt true is refused with --offline"),
         ({"offline_objective": "cql", "tuner_type": "full"}, "--tuner_type full is refused with --offline"),
         ({"offline_objective": "cql", "beta": 0.1}, "--beta 0.1 is refused for --offline_objective cql"),
+        (
+            {"constraint_filter": "penalty"},
+            "--constraint_filter penalty is refused: it is none, reject, or penalty",
+        ),
+        ({"constraint_settings": "{}"}, "--constraint_settings {} has no effect without --constraint_filter"),
+        (
+            {"constraint_filter": "penalty:0.5", "offline_objective": "softmax_ce"},
+            "--constraint_filter penalty:0.5 is refused for --offline_objective softmax_ce, which compares",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], message: str, build: Build) -> None:
@@ -193,7 +202,13 @@ def test_settings_of_offline_runs_mean_nothing_in_others(build: Build, tmp_path:
         "".join(json.dumps({"messages": [{"role": "user", "content": str(row)}]}) + "\n" for row in range(9))
     )
     fresh = {"dataset": [str(rows)], "reward_funcs": ["format"]}
-    for name, value in {"offline_settings": "{}", "store_recipe": "a@1"}.items():
+    given = {
+        "offline_settings": "{}",
+        "store_recipe": "a@1",
+        "constraint_filter": "reject",
+        "constraint_settings": "{}",
+    }
+    for name, value in given.items():
         with pytest.raises(ConfigError, match=f"--{name} .* has no effect without a store as --dataset"):
             build(**fresh, **{name: value})
     with pytest.raises(ConfigError, match=r"--offline_objective awac is refused: --dataset .* is no store"):

@@ -8,9 +8,10 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from answered_store import answered_store
 
 from swift_rlx.algorithms.offline import OBJECTIVES
-from swift_rlx.errors import ConfigError
+from swift_rlx.errors import ConfigError, StoreError
 from swift_rlx.integration.store_fields import (
     FIELD_DEFAULTS,
     Objective,
@@ -146,6 +147,18 @@ def test_what_a_store_as_data_set_has_not_is_refused(
         resolve_store(given(dataset=[store], **changes), "rloo")
     with pytest.raises(ConfigError, match="is trained alone; give it alone"):
         resolve_store(given(dataset=[store, "rows.jsonl"]), "rloo")
+
+
+def test_a_store_that_cannot_be_corrected_or_that_is_none_is_refused_before_a_model_is_loaded(
+    tmp_path: Path,
+) -> None:
+    lacking = str(answered_store(tmp_path / "lacking", 3, with_logprobs=False))
+    for trains in ({"offline_ratio": 0.5}, {"fill_the_wait": True}):
+        with pytest.raises(ConfigError, match=r"12 of 12 answers in the store .* have no log-probs"):
+            resolve_store(given(trajectory_store=lacking, **trains), "rloo")
+    resolve_store(given(trajectory_store=lacking), "rloo")  # only adds to it
+    with pytest.raises(StoreError, match=r"has no store\.json, but other files, such as 'lacking'"):
+        resolve_store(given(trajectory_store=str(tmp_path)), "rloo")
 
 
 def test_other_types_have_no_weightless_stored_batches() -> None:

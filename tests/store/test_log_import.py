@@ -127,6 +127,8 @@ def test_csv_and_parquet_with_other_names(tmp_path):
             "its prompt .* is neither text nor messages with role and content",
         ),
         ({**ROW, "answer": ""}, "its answer is empty"),
+        ({**ROW, "answer": None}, "its answer is empty"),
+        ({**ROW, "prompt": None}, "its prompt is empty"),
         ({**ROW, "answer": 4}, "its answer 4 is no text"),
         ({**ROW, "answer": []}, "its list of answers is empty"),
         ({**ROW, "score": "good"}, "its score 'good' is no finite number"),
@@ -154,6 +156,18 @@ def test_an_unfit_row_is_named(tmp_path, row, message):
     assert TrajectoryStore.open(tmp_path / "store").snapshot().num_rows == 0
     store, done = imported(tmp_path, file, skips_unfit=True)
     assert (store.snapshot().num_rows, len(done.skipped)) == (1, 1)
+
+
+@pytest.mark.parametrize(("line", "what"), [("q,,1", "answer"), (",a,1", "prompt")])
+def test_an_empty_field_of_a_csv_file_is_no_missing_column(tmp_path, line, what):
+    (tmp_path / "a.csv").write_text(f"question,output,rating\nq,a,1\nq,b,\n{line}\n")
+    names = {"prompt": "question", "answer": "output", "score": "rating"}
+    with pytest.raises(StoreError, match=rf"a\.csv, line 4: its {what} is empty"):
+        imported(tmp_path, tmp_path / "a.csv", names=names)
+    _, done = imported(tmp_path, tmp_path / "a.csv", names=names, skips_unfit=True)
+    assert (done.rows, len(done.skipped)) == (2, 1)
+    with pytest.raises(StoreError, match="line 2: there is no column 'text' for the answer"):
+        imported(tmp_path, tmp_path / "a.csv", names=names | {"answer": "text"})
 
 
 def test_files_that_are_none_are_named(tmp_path):
@@ -242,6 +256,7 @@ def test_a_sheet_goes_to_people_and_their_scores_come_back(tmp_path):
     [
         ({"score": 1}, "line 1: there is no column 'trajectory_id'; it has score"),
         ({"trajectory_id": "17", "score": 1}, "line 1: '17' is no trajectory id"),
+        ({"trajectory_id": None, "score": 1}, "line 1: its trajectory_id is empty"),
         ({"trajectory_id": "r00000000000000ff", "score": "x"}, "line 1: its score 'x' is no finite number"),
         ({"trajectory_id": "r00000000000000ff", "score": 1}, "1 trajectory ids are not in the store"),
         ({"trajectory_id": "r00000000000000ff"}, "has no score in a column 'score'"),

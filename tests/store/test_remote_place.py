@@ -24,8 +24,12 @@ class Overwriting(MemoryFileSystem):
 
 @pytest.fixture
 def memory():
-    fsspec.filesystem("memory").store.clear()
-    return "memory://bucket/answers"
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+    yield "memory://bucket/answers"
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
 
 
 def test_a_store_in_an_object_store_is_written_compacted_swept_and_verified(tmp_path, memory):
@@ -44,6 +48,18 @@ def test_a_store_in_an_object_store_is_written_compacted_swept_and_verified(tmp_
     assert set(sweep(store.place, store.log, keep_s=0, now_s=2e9)) == replaced != set()
     assert verify(other.place, other.manifest()).is_sound
     assert by_order(before).keys() == by_order(other.snapshot()).keys() == set(range(12))
+
+
+def test_a_store_is_not_put_among_other_files(tmp_path, memory):
+    fsspec.filesystem("memory").pipe("/bucket/answers/sub/mine.txt", b"")
+    for call in (TrajectoryStore.check_new, lambda url: TrajectoryStore.create(url, cache=tmp_path)):
+        with pytest.raises(StoreError, match=r"has no store\.json, but other files, such as 'sub'"):
+            call(memory)
+    fsspec.filesystem("memory").rm("/bucket/answers/sub", recursive=True)
+    fsspec.filesystem("memory").pipe("/bucket/answers/exclusive-0", b"")  # of a process that was killed
+    TrajectoryStore.check_new(memory)
+    TrajectoryStore.create(memory, cache=tmp_path)
+    TrajectoryStore.check_new(memory)
 
 
 def test_a_file_is_fetched_once(tmp_path, memory, monkeypatch):

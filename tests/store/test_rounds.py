@@ -16,6 +16,7 @@ from stored_groups import by_order, filled, groups, stored_facts, stored_group
 from swift_rlx.errors import StoreError
 from swift_rlx.store import StoredGroup, TrajectoryStore, read_shard
 from swift_rlx.store.manifest import ROWS
+from swift_rlx.store.place import LocalPlace
 from swift_rlx.store.row_columns import MIN_HALF
 from swift_rlx.types import Prompt, SamplingParams
 
@@ -256,3 +257,14 @@ def test_writers_in_several_processes_lose_nothing(tmp_path):
     assert by_order(snapshot).keys() == {100 * name + number for name in range(3) for number in range(6)}
     assert snapshot.num_groups == 18
     assert snapshot.manifest.generation == 18
+
+
+def test_a_store_that_another_process_makes_meanwhile_is_not_taken_for_other_files(tmp_path, monkeypatch):
+    filled(TrajectoryStore.create(tmp_path), [stored_group(1)])
+    read, looks = LocalPlace.read, iter([None])
+    monkeypatch.setattr(LocalPlace, "read", lambda self, name: next(looks, read(self, name)))
+    assert TrajectoryStore.create(tmp_path).snapshot().num_groups == 1
+    monkeypatch.undo()
+    (tmp_path / "store.json").unlink()
+    with pytest.raises(StoreError, match=r"has no store\.json, but other files, such as 'manifest'"):
+        TrajectoryStore.check_new(tmp_path)

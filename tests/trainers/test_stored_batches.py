@@ -88,7 +88,7 @@ def test_what_cannot_train_is_refused() -> None:
 def test_a_fill_is_an_eighth_of_a_batch_that_the_ranks_can_share(
     groups: int, group_size: int, ranks: int, expected: int
 ) -> None:
-    from swift_rlx.trainers.stored_training import fill_groups
+    from swift_rlx.trainers.fill_training import fill_groups
 
     found = fill_groups(groups, group_size, ranks)
     assert found == expected

@@ -84,11 +84,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConstraintFilter:
-    """`thresholds` say how far the words of a single completion may be from `reference`, by its length."""
+    """`thresholds` say how far the words of a single completion may be from `reference`, by its length.
+
+    `constraints`: those that are in use, some of `CONSTRAINTS`; the others always hold.
+    """
 
     reference: ReferenceTokens
     thresholds: LengthThresholds
     limits: Limits = Limits()
+    constraints: tuple[str, ...] = CONSTRAINTS
 
     def judge(self, candidates: Sequence[Candidate]) -> Verdict:
         """Each candidate by each constraint."""
@@ -107,18 +111,23 @@ class ConstraintFilter:
             if share < MIN_OWN_PASS_RATE:
                 raise ConfigError(
                     f"the constraint on {name} is refused: only {share:.1%} of the stored completions themselves"
-                    f" pass it, and at least {MIN_OWN_PASS_RATE:.0%} have to; widen it or leave it out"
+                    f" pass it, and at least {MIN_OWN_PASS_RATE:.0%} have to; widen it, or name the others as"
+                    ' "constraints" of --constraint_settings'
                 )
         return verdict
 
     def _judge(self, one: Candidate) -> tuple[bool, bool, bool]:
         length, (low, high) = len(one.token_ids), self.limits.lengths
         shared = overlap(set(one.entities), set(one.wanted_entities))
-        return (
+        holds = (
             self.reference.divergence(one.token_ids) <= self.thresholds.of(length),
             low * one.reference_tokens < length < high * one.reference_tokens,
             shared is None or shared > self.limits.min_overlap,
         )
+        words, in_length, entities = (
+            is_met or name not in self.constraints for name, is_met in zip(CONSTRAINTS, holds, strict=True)
+        )
+        return words, in_length, entities
 
 
 @dataclass(frozen=True, slots=True)
