@@ -19,8 +19,9 @@ from swift_rlx.integration.devices import Machine, place_workers
 from swift_rlx.integration.placement import this_machine
 from swift_rlx.registry import one_line
 from swift_rlx.trainers.crew import ProcessCrew
+from swift_rlx.trainers.engine_specs import SWIFT_LOADER, choose_backend
 from swift_rlx.trainers.pipeline import worker_environment
-from swift_rlx.trainers.pipeline_plan import STALL_S, SWIFT_LOADER, choose_backend
+from swift_rlx.trainers.pipeline_plan import STALL_S
 from swift_rlx.trainers.prompt_encoding import barred_tokens, own_template
 from swift_rlx.trainers.startup import template_overhead
 from swift_rlx.types import IntArray
@@ -85,7 +86,8 @@ class CandidateModel:
         names = ("auto", *BACKENDS.names())
         if wanted not in names and ":" not in wanted:
             raise ConfigError(f"--backend {wanted} is not installed; use one of {', '.join(names)}")
-        name: str = choose_backend(wanted, self._template.model_meta.is_multimodal, _has_accelerator())
+        is_multimodal = self._template.model_meta.is_multimodal
+        name: str = choose_backend(wanted, is_multimodal, _has_accelerator(), "--backend")
         return name
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:

@@ -268,7 +268,7 @@ class StoredTrainingMixin:
     # --- fresh batches into the store ------------------------------------------------------------------------------
 
     def _recipe(self) -> str:
-        args, names = self.args, self._reward_keys
+        args, names = self.args, self.reward_keys
         versions = {reward.name: reward.version for reward in self.checked_rewards}
         how = [] if args.reward_normalize == "none" else [f"{args.reward_normalize} of the run"]
         how += [] if args.reward_ensemble == "none" else [f"ensemble {args.reward_ensemble}"]
@@ -294,7 +294,7 @@ class StoredTrainingMixin:
         reward = combined.rewards_B[row].item() if combined.valid_B[row] else None
         parts = tuple(
             RewardPart(name, None if math.isnan(value) else value, self.reward_versions.get(name, ""))
-            for name, value in zip(self._reward_keys, self._rewards_per_func[row].tolist(), strict=True)
+            for name, value in zip(self.reward_keys, self._rewards_per_func[row].tolist(), strict=True)
         )
         return ScoredMember(place, reward, parts)
 
@@ -326,7 +326,7 @@ def hybrid_plan(trainer: Any) -> HybridPlan:
         group_size=size,
         rules=BatchRules(groups, args.max_reuse, args.seed, wanted),
         fills=args.fill_the_wait,
-        columns=tuple(trainer.reward_func_names),
+        columns=tuple(trainer.reward_keys),
         batches_before=batches_before(trainer, trainer.state.global_step),
         vocabulary=trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().num_embeddings,
     )
