@@ -144,12 +144,12 @@ def digest_of_weights(model: Any) -> str:
 
 def _template_options(template: Any) -> dict[str, Any]:
     """What ms-swift's `get_template` has to be given for such a template."""
-    names = inspect.signature(get_template).parameters.keys() - {"processor", "max_length"}
-    values = {name: getattr(template, name, None) for name in names}
-    values |= {
+    values = {
         "template_type": template.template_meta.template_type,
         "default_system": template.template_meta.default_system,
         "agent_template": template._agent_template,
         "loss_scale": template._loss_scale,
     }
+    others = inspect.signature(get_template).parameters.keys() - {"processor", "max_length", *values}
+    values |= {name: getattr(template, name, None) for name in others}
     return {name: value for name, value in values.items() if value is not None and is_plain(value)}

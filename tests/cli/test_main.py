@@ -103,7 +103,7 @@ def test_a_misspelt_flag_of_any_command_gets_the_one_that_was_meant(words, typed
 def test_a_flag_like_no_other_gets_no_suggestion(invented, capsys):
     invented(lambda options: 0)
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["invented", "--colour", "red"])
+        command_line.main(["invented", "--paint", "red"])
     assert "did you mean" not in capsys.readouterr().err
 
 
