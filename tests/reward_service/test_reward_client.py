@@ -205,40 +205,6 @@ def test_a_flood_of_calls_is_bounded(monkeypatch):
     assert (done, most) == (60, 4)
 
 
-def test_a_server_that_takes_four_calls_at_once_scores_two_hundred_rows_and_a_refusal_is_asked_once(
-    monkeypatch,
-):
-    inside, refused = 0, []
-
-    async def four_at_once(request: dict[str, Any]) -> Any:
-        nonlocal inside
-        if request["rows"][0]["completion"] == "odd":
-            return 400, b"no such row", {}
-        if inside == 4:
-            refused.append(request)
-            return 503, {"detail": "full"}, {"Retry-After": "0"}
-        inside += 1
-        await asyncio.sleep(0.001)
-        inside -= 1
-        return scored_by("v1")(request)
-
-    async def job():
-        async with ScriptedService(four_at_once) as service:
-            known = reward(service.url)
-            scores = await asyncio.gather(*(known.score([Row("x" * (at % 7))]) for at in range(200)))
-            before = service.calls["/v1/score"]
-            with pytest.raises(RewardError, match="status 400: no such row"):
-                await known.score([Row("odd")])
-            return scores, service.calls["/v1/score"] - before
-
-    monkeypatch.setattr(client, "BUSY_S", 0.005)
-    monkeypatch.setattr(client, "MAX_INFLIGHT", 8)
-    scores, calls_of_the_odd_row = run(job())
-    assert scores == [[float(at % 7)] for at in range(200)]
-    assert refused, "it was flooded"
-    assert calls_of_the_odd_row == 1
-
-
 def test_another_version_than_the_pinned_one_is_never_used():
     async def job():
         async with ScriptedService(scored_by("v4")) as service:
