@@ -8,10 +8,11 @@ Exit codes: 0 done; 1 refused or failed, one sentence on stderr; 2 wrong argumen
 """
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from swift_rlx import __version__
 from swift_rlx.cli import doctor, reward, simulate, store, version
@@ -77,5 +78,26 @@ def _refuse(error: RlxError, code: int) -> int:
 
 
 class _OneSentenceParser(argparse.ArgumentParser):
+    """Of this class are the parsers of all commands too, so that each answers for its own flags."""
+
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = sys.argv[1:] if args is None else list(args)
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"swift-rlx: error: {message}; see `{self.prog} --help`\n")
+        self.exit(2, f"swift-rlx: error: {message}{self._suggestion()}; see `{self.prog} --help`\n")
+
+    def _suggestion(self) -> str:
+        """For the first flag that is none, also where the error is that the meant one is missing."""
+        known = list(self._option_string_actions)
+        for word in self._words:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and not any(one.startswith(flag) for one in known):
+                close = difflib.get_close_matches(flag, known, n=1)
+                return f"; did you mean {close[0]} in the place of {flag}?" if close else ""
+        return ""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swift_rlx.errors import PluginError
 
 if TYPE_CHECKING:
+    from swift_rlx.rewards import OnError
     from swift_rlx.store import Snapshot
     from swift_rlx.store.scoring import Evaluate, ToScore
 
@@ -24,9 +25,9 @@ BLOCK_ROWS = 256
 class PoolOptions:
     """`workers`: processes, 1: this one. `plugins`: files that register rewards. `on_error`: as in training."""
 
+    on_error: OnError
     workers: int = 1
     plugins: tuple[str, ...] = ()
-    on_error: str = "raise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +133,8 @@ def _built(names: Sequence[str], options: PoolOptions) -> dict[str, Any]:
     from swift_rlx.integration.reward_names import build_rewards, import_reward_files
 
     import_reward_files(options.plugins)
-    args = SimpleNamespace(reward_on_error=options.on_error)
-    return {reward.name: reward for reward in build_rewards(list(names), args)}
+    args = SimpleNamespace(reward_on_error=str(options.on_error))
+    return {reward.name: reward for reward in build_rewards(list(names), args, options.on_error)}
 
 
 def _called(reward: Any, block: Block) -> list[float | None]:

@@ -12,6 +12,7 @@ from swift_rlx.cli.store_command import StoreCommand
 
 if TYPE_CHECKING:
     from swift_rlx.store import Snapshot
+    from swift_rlx.store.compaction import Compacted
 
 DAY_S = 86400.0
 
@@ -123,12 +124,21 @@ def _compact(options: argparse.Namespace) -> int:
         )
     store = TrajectoryStore.open(options.store)
     done = compact(store.place, store.log, int(options.target_mb * 2**20))
-    print(f"merged {done.shards_before} shards into {done.shards_after}: {done.rows:,} trajectories")
+    print(_merging(done))
     if done.refused:
         print(f"{done.refused} buckets were changed by another process meanwhile; run it again for these")
     deleted = sweep(store.place, store.log, options.keep_s, time.time())
     print(f"deleted {len(deleted)} files that are not of the store any more")
     return 0
+
+
+def _merging(done: Compacted) -> str:
+    before, after = done.shards_before, done.shards_after
+    if not before:
+        return "nothing to merge"
+    if before == after:
+        return f"nothing to merge; scores were put into the {after} shards that they are of: {done.rows:,} trajectories"
+    return f"merged {before} shards into {after}: {done.rows:,} trajectories"
 
 
 COMMANDS = {

@@ -162,6 +162,7 @@ def _rewarded(store: TrajectoryStore, recipe: Recipe, pool: RewardPool, *, again
 def reward_pool(options: argparse.Namespace, names: list[str], *, only_offered: bool = False) -> RewardPool:
     """What calls the rewards. Raises `PluginError` for one that nobody offers, and `ConfigError`."""
     from swift_rlx.cli.reward_pool import PoolOptions, RewardPool
+    from swift_rlx.rewards import OnError
 
     if addresses := [name for name in names if "://" in name]:
         raise ConfigError(
@@ -171,10 +172,9 @@ def reward_pool(options: argparse.Namespace, names: list[str], *, only_offered: 
     if options.reward_workers < 1:
         raise ConfigError(f"rewards in {options.reward_workers} processes are refused: use at least 1")
     plugins = tuple(str(path) for path in options.external_plugins)
+    on_error = OnError.parse(options.reward_on_error, "--reward-on-error")
     return RewardPool(
-        names,
-        PoolOptions(options.reward_workers, plugins, options.reward_on_error),
-        only_offered=only_offered,
+        names, PoolOptions(on_error, options.reward_workers, plugins), only_offered=only_offered
     )
 
 

@@ -17,8 +17,9 @@ from swift_rlx.integration.devices import Machine, place_workers
 from swift_rlx.integration.message_encoding import encoded, template_of
 from swift_rlx.integration.placement import this_machine
 from swift_rlx.trainers.crew import ProcessCrew
+from swift_rlx.trainers.engine_specs import SWIFT_LOADER, choose_backend
 from swift_rlx.trainers.pipeline import worker_environment
-from swift_rlx.trainers.pipeline_plan import STALL_S, SWIFT_LOADER, choose_backend
+from swift_rlx.trainers.pipeline_plan import STALL_S
 from swift_rlx.trainers.prompt_encoding import barred_tokens, own_template
 from swift_rlx.trainers.startup import template_overhead
 from swift_rlx.types import IntArray
@@ -76,7 +77,8 @@ class CandidateModel:
 
     def backend(self, wanted: str) -> str:
         """`auto` resolved, as in training."""
-        name: str = choose_backend(wanted, self._template.model_meta.is_multimodal, _has_accelerator())
+        is_multimodal = self._template.model_meta.is_multimodal
+        name: str = choose_backend(wanted, is_multimodal, _has_accelerator(), "--backend")
         return name
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:

@@ -99,9 +99,12 @@ def import_reward_files(paths: Iterable[str]) -> None:
         import_external_file(path)
 
 
-def build_rewards(rewards: list[Any], args: Any) -> list[Checked]:
-    """A checked reward for each name, class, function or object of `rewards`, in order."""
-    on_error = OnError.parse(getattr(args, "reward_on_error", "raise"))
+def build_rewards(rewards: list[Any], args: Any, on_error: OnError | None = None) -> list[Checked]:
+    """A checked reward for each name, class, function or object of `rewards`, in order.
+
+    `on_error`: None: that of `args`.
+    """
+    on_error = on_error or OnError.parse(getattr(args, "reward_on_error", "raise"))
     return [checked_reward(reward, on_error) for reward in described_rewards(rewards, args)]
 
 
@@ -151,12 +154,13 @@ def plain_arguments(args: Any) -> dict[str, Any] | None:
     """The training arguments that are numbers, texts, or lists of these: what a reward in another process gets."""
     if args is None:
         return None
-    return {name: value for name, value in vars(args).items() if _is_plain(value)}
+    return {name: value for name, value in vars(args).items() if is_plain(value)}
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a text, None, or a list of these."""
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or type(value) in (str, int, float, bool)
 
 

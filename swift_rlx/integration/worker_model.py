@@ -35,7 +35,7 @@ def load(
         model_dir,
         torch_dtype=getattr(torch, dtype),
         model_type=model_type,
-        device_map=_device_map(num_devices),
+        device_map=device_map(num_devices),
         **{name: _plain(value) for name, value in options.items()},
     )
     if vocabulary is not None and vocabulary != vocabulary_of(model):
@@ -56,7 +56,8 @@ def is_resized(model: Any) -> bool:
     return on_disk is not None and on_disk != vocabulary_of(model)
 
 
-def _device_map(num_devices: int) -> str:
+def device_map(num_devices: int) -> str:
+    """Where a model goes in a process that sees so many accelerators."""
     if not num_devices:
         return "cpu"
     return "auto" if num_devices > 1 else f"{torch.accelerator.current_accelerator().type}:0"

@@ -130,8 +130,8 @@ class ScoringPlan:
     ) -> float | None:
         if self.on_error.raises and failure.fault is not Fault.LIMIT:
             raise RewardError(
-                f"{self.spec.label} {failure.told} on {batch.describe(row)}; --reward_on_error none leaves such a "
-                "row unscored"
+                f"{self.spec.label} {failure.told} on {batch.describe(row)}; {self.on_error.flag} none leaves such a"
+                " row unscored"
             ) from error
         value = None if failure.fault is Fault.INFRASTRUCTURE else self.on_error.value
         if failure.cause not in self._warned:

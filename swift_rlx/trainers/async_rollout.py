@@ -3,22 +3,17 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from swift.utils import get_logger
 from transformers import TrainerCallback
 
 from swift_rlx.backends import WeightFiles
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.rollout_fields import ONLY_ASYNC
-from swift_rlx.scheduler.journal_segments import Segment
-from swift_rlx.scheduler.resume import RolloutState
-from swift_rlx.scheduler.state_file import load_state, save_state
-from swift_rlx.trainers.journal_place import go_on_from, needed_segments
 from swift_rlx.trainers.prompt_encoding import PromptEncoder, barred_tokens
 from swift_rlx.trainers.rank_link import RankLink
+from swift_rlx.trainers.rollout_resume import RolloutResumeMixin
 from swift_rlx.trainers.rollout_rows import PickedBatch, Row, decode_batch, encode_batch, reward_matrix
 from swift_rlx.trainers.row_alignment import AlignedRows, AlignmentWatch, align
 from swift_rlx.trainers.sampled_tokens import keep_sampled_only
@@ -27,17 +22,13 @@ from swift_rlx.types import PolicyVersion
 
 if TYPE_CHECKING:
     from swift_rlx.cluster import WeightDirectory
-    from swift_rlx.trainers.pipeline import RolloutPipeline
 
-logger = get_logger()
 ROLLOUT_FIELDS = tuple(
     name
     for name in ONLY_ASYNC
     if name not in ("rollout_backend", "rollout_workers", "rollout_max_inflight", "rollout_devices")
 )
 """What `enable_async_rollout` takes under the names of the flags."""
-ROLLOUT_FOLDER = "rollout"
-"""Beside state.json in a checkpoint: answers that wait for their training, and prompts that are generated again."""
 
 
 class _PublishCallback(TrainerCallback):
@@ -49,22 +40,15 @@ class _PublishCallback(TrainerCallback):
             self.trainer.publish_weights()
 
 
-class AsyncRolloutMixin:
+class AsyncRolloutMixin(RolloutResumeMixin):
     """Training takes its batches from the pipeline; evaluation generates by itself, on the current weights.
 
     All ranks: weights are gathered after each optimizer step, and a batch is picked up where ms-swift would
     generate. Rank 0 alone: workers, scheduler and scoring, in a thread of their own.
     """
 
-    pipeline: "RolloutPipeline | None" = None
-    """On rank 0, while it runs."""
-    rollout_state: RolloutState | None = None
-    """What an earlier start of the run left, until the pipeline has it."""
     weight_directory: "WeightDirectory | None" = None
     """On rank 0, while the pipeline runs."""
-    journal_segment: Segment | None = None
-    """Where a resumed run's journal goes on."""
-    _link: RankLink | None = None
     _picked: PickedBatch | None = None
     _aligned: AlignedRows | None = None
 
@@ -152,45 +136,6 @@ class AsyncRolloutMixin:
     @property
     def _takes_from_pipeline(self) -> bool:
         return bool(self.args.async_rollout) and self.model.training
-
-    # --- resume --------------------------------------------------------------------------------------------------
-
-    def _save_state(self, folder: str) -> None:
-        if self.args.async_rollout and self.accelerator.is_main_process:
-            state = self.rollout_state if self.pipeline is None else self.pipeline.thread.snapshot()
-            if state is not None:
-                save_state(state, Path(folder, ROLLOUT_FOLDER))
-        super()._save_state(folder)
-
-    def _load_state(self, folder: str) -> None:
-        super()._load_state(folder)
-        if self.args.async_rollout:
-            self.rollout_state = load_state(Path(folder, ROLLOUT_FOLDER))
-            if self.accelerator.is_main_process:
-                self.rollout_state, self.journal_segment = go_on_from(
-                    self.rollout_state, Path(folder).parent, self.args.output_dir
-                )
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._save_checkpoint(*args, **kwargs)
-        if self.pipeline is not None:
-            self.pipeline.journal.release(needed_segments(self.args.output_dir))
-        return result
-
-    def _order(self) -> dict[str, Any]:
-        return super()._order() | {"async_rollout": self.args.async_rollout}
-
-    def refresh_rollouts(self) -> None:
-        super().refresh_rollouts()
-        if self.pipeline is not None:
-            logger.warning(
-                f"{self.pipeline.refresh()} prompts with answers of older weights are answered again"
-            )
-
-    def version_of_start(self) -> PolicyVersion:
-        """Of the weights of now, on all ranks; how often the run was started before, rank 0 knows."""
-        starts = 0 if self.rollout_state is None else self.rollout_state.incarnation + 1
-        return PolicyVersion(int(self._link.share(str(starts).encode)), self.state.global_step)
 
     # --- weights -------------------------------------------------------------------------------------------------
 

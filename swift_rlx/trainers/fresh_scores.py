@@ -19,7 +19,7 @@ class FreshScoresMixin:
     """On rank 0: the fresh batch that was picked up and is not on its way to the store yet."""
 
     def _recipe(self) -> str:
-        args, names = self.args, self._reward_keys
+        args, names = self.args, self.reward_keys
         versions = {reward.name: reward.version for reward in self.checked_rewards}
         how = [] if args.reward_normalize == "none" else [f"{args.reward_normalize} of the run"]
         how += [] if args.reward_ensemble == "none" else [f"ensemble {args.reward_ensemble}"]
@@ -45,6 +45,6 @@ class FreshScoresMixin:
         reward = combined.rewards_B[row].item() if combined.valid_B[row] else None
         parts = tuple(
             RewardPart(name, None if math.isnan(value) else value, self.reward_versions.get(name, ""))
-            for name, value in zip(self._reward_keys, self._rewards_per_func[row].tolist(), strict=True)
+            for name, value in zip(self.reward_keys, self._rewards_per_func[row].tolist(), strict=True)
         )
         return ScoredMember(place, reward, parts)

@@ -1,7 +1,7 @@
 """Scoring in the pipeline: one group at a time, while the trainer trains.
 
-Rewards of the whole batch score in `batch_scoring`. Reward models, and rewards that turn out to need this process's
-main thread, are late: they score there when the batch is picked up. Where the others run, `reward_crew` says.
+Rewards of the whole batch score in `batch_scoring`. Late ones, models that all ranks ask together and rewards
+that turn out to need the main thread, score there when a batch is picked up. Where the others run, `reward_crew` says.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ SAY_EVERY_S = 60.0
 
 
 def is_late(reward: RunReward | None) -> bool:
-    """Whether a reward (None: a reward model) is known to score only in the main thread, at the pick-up of a batch."""
+    """Whether a reward (None: a model of all ranks) is known to score only in the main thread, at the pick-up."""
     return reward is None or reward.runner is None
 
 
@@ -52,9 +52,9 @@ class OneVersion:
 class GroupScorer:
     """Scores the completions of a prompt with the rewards that can run beside the training.
 
-    `rewards`: None in the place of a reward model. `spread`: turns groups away, where every reward is scored here.
-    `has_environment`: conversations bring a reward of their own. `versions`: notices that a reward changes. `late`: the
-    columns that are left to the pick-up; it grows when a reward turns out to need the main thread.
+    `rewards`: None in the place of a model that all ranks ask together. `spread`: turns groups away, where every reward
+    is scored here. `has_environment`: conversations bring a reward of their own. `versions`: notices changed
+    rewards. `late`: columns that are left to the pick-up; it grows when a reward turns out to need the main thread.
     """
 
     def __init__(

@@ -118,11 +118,6 @@ class RolloutPipeline:
         Raises what the pipeline failed with.
         """
         batch = self.thread.next_batch(filler=filler)
-        if batch is None and not self.plan.config.max_batches:
-            raise SchedulingError(
-                "the run that is resumed is finished: all of its steps are trained; to go on raise --max_steps or"
-                " --num_train_epochs"
-            )
         if batch is None:
             raise SchedulingError("the prompts ended before the training did")
         if not batch.groups:

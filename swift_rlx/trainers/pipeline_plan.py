@@ -1,6 +1,5 @@
 """What the pipeline is made of, decided from the trainer's arguments, the same on every rank."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -10,57 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from swift.utils import get_logger
-from torch import nn
 
-from swift_rlx.backends import Backend, EngineSpec, WeightFiles, WeightKind, WeightUpdate
-from swift_rlx.backends.vllm_contract import why_not
+from swift_rlx.backends import Backend, WeightFiles, WeightKind, WeightUpdate
 from swift_rlx.cluster.weight_directory import WeightDirectory, needed_bytes
 from swift_rlx.errors import ConfigError
-from swift_rlx.integration.placement import this_machine, worker_devices
-from swift_rlx.integration.worker_model import is_resized, vocabulary_of
 from swift_rlx.scheduler import RolloutConfig, StaleTokens, TrainOrder
 from swift_rlx.scheduler.journal import Journal
+from swift_rlx.trainers.beside_models import rewards_beside
 from swift_rlx.trainers.conversations import ConversationBackend
 from swift_rlx.trainers.crew import ProcessCrew
+from swift_rlx.trainers.engine_specs import choose_backend, engine_specs
 from swift_rlx.trainers.epoch_order import EpochPrompts, batches_before, epoch_order, fresh_batches
 from swift_rlx.trainers.group_scoring import GroupScorer, is_of_groups
 from swift_rlx.trainers.journal_place import journal_directory
 from swift_rlx.trainers.pipeline import PipelinePlan, RolloutPipeline, worker_environment
 from swift_rlx.trainers.prompt_encoding import PromptEncoder
+from swift_rlx.trainers.reward_crew import RunReward
 from swift_rlx.trainers.server_plan import server_crew, shared_directory
 from swift_rlx.trainers.spread_filter import SpreadFilter
-from swift_rlx.trainers.startup import longest_prompt
-from swift_rlx.types import PolicyVersion, SamplingParams
+from swift_rlx.types import SamplingParams
 
 logger = get_logger()
-BEFORE_FIRST = PolicyVersion(-1, 0)
-"""What a worker serves that has not been given the trainer's weights."""
 WARM_UP_S = 600.0
 STALL_S, STALL_SHARE = 45.0, 0.15
 """How long workers may be without a word: so many seconds or, where that is more, this share of --rollout_timeout_s."""
 SCORE_LIMIT_S, SCORE_LIMITS = 300.0, 10.0
 """How long the scoring of a group may take: so many seconds or, where that is more, times --reward_timeout_s."""
-SWIFT_LOADER = "swift_rlx.integration.worker_model:load"
-SWIFT_OPTIONS = ("attn_impl", "experts_impl", "rope_scaling", "new_special_tokens")
-
-
-def choose_backend(wanted: str, is_multimodal: bool, has_accelerator: bool = False) -> str:
-    """`auto` resolved: vLLM where it is installed for this device and can take the prompts, else transformers.
-
-    Raises ConfigError for vLLM with images and the like: it is given token ids only.
-    """
-    if wanted == "vllm" and is_multimodal:
-        raise ConfigError(
-            "--rollout_backend vllm is refused for a multimodal model: it takes prompts of text only; use"
-            " --rollout_backend transformers, or --async_rollout false"
-        )
-    if wanted != "auto":
-        return wanted
-    reason = "it is given no images" if is_multimodal else why_not(has_accelerator)
-    logger.info(f"rollout workers run {'transformers, not vLLM: ' + reason if reason else 'vLLM'}")
-    return "transformers" if reason else "vllm"
 
 
 def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
@@ -99,97 +74,11 @@ def rollout_config(trainer: Any, sampling: SamplingParams) -> RolloutConfig:
     )
 
 
-def engine_specs(trainer: Any, name: str, config: RolloutConfig) -> tuple[EngineSpec, ...]:
-    """One description a worker. Raises ConfigError where there is no accelerator for it."""
-    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-    options = dict(args.rlx_engine_options)
-    if options and name != "vllm":
-        raise ConfigError(
-            f"{', '.join(f'vllm {key}={value}' for key, value in options.items())} has no effect: the rollout workers"
-            f" run {name}; drop it or use --rollout_backend vllm"
-        )
-    devices = args.rlx_worker_devices
-    if devices is None:  # an RLXConfig made in Python
-        devices = worker_devices(args, this_machine(args.use_cpu))
-    not_for_engine = ("max_model_len", "max_num_seqs")  # the spec has them
-    adapter = model.peft_config["default"] if hasattr(model, "peft_config") else None
-    info, needs_swift = trainer.template.model_info, _needs_swift(trainer)
-    return tuple(
-        EngineSpec(
-            name=name,
-            model=info.model_dir,
-            version=BEFORE_FIRST,
-            loader=SWIFT_LOADER if needs_swift else None,
-            loader_options=_loader_options(trainer) | {"num_devices": len(ids)} if needs_swift else {},
-            dtype=str(_dtype(model)).removeprefix("torch."),
-            devices=tuple(ids),
-            max_model_len=options.get("max_model_len") or _most_tokens(trainer, name, ids),
-            max_inflight=config.most_inflight(args.rollout_workers),
-            max_adapter_rank=max(16, getattr(adapter, "r", 0) or 0) if adapter is not None else 0,
-            not_loaded=tuple(sorted(_not_loaded(model))),
-            memory_share=1.0 if ids else 1.0 / args.rollout_workers,
-            seed=args.seed,
-            options={k: v for k, v in options.items() if k not in not_for_engine}
-            | (
-                {"weight_update": args.weight_update}
-                if name == "vllm" and args.weight_update != "auto"
-                else {}
-            ),
-        )
-        for ids in devices
-    )
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())
-
-
-def _most_tokens(trainer: Any, name: str, devices: Sequence[str]) -> int | None:
-    """Of a prompt with its answer; the model's own limit where that is not known, or costs nothing.
-
-    On a CPU vLLM reads a whole prompt in one step and sizes that, and the memory that it takes, for the longest one.
-    """
-    window: int | None = trainer.template.model_info.max_model_len
-    if name != "vllm" or devices or trainer.multi_turn_scheduler is not None:
-        return window
-    longest = longest_prompt(trainer.train_dataset, trainer.template)
-    if longest is None:
-        return window
-    most = longest + int(trainer.args.max_completion_length)
-    return most if window is None else min(window, most)
-
-
-def _not_loaded(model: nn.Module) -> set[str]:
-    """Patterns of tensors that transformers leaves in the files of this model, such as those of further heads."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    return set(getattr(base, "_keys_to_ignore_on_load_unexpected", None) or ())
-
-
-def _needs_swift(trainer: Any) -> bool:
-    """Whether ms-swift's own loader has to build the model: images, remote code, or other than its files say."""
-    template = trainer.template
-    with open(os.path.join(template.model_info.model_dir, "config.json"), encoding="utf-8") as file:
-        has_remote_code = "auto_map" in json.load(file)
-    is_changed = trainer.args.rope_scaling or is_resized(trainer.accelerator.unwrap_model(trainer.model))
-    return bool(template.model_meta.is_multimodal or has_remote_code or is_changed)
-
-
-def _loader_options(trainer: Any) -> dict[str, Any]:
-    info, args = trainer.template.model_info, trainer.args
-    given = {name: getattr(args, name) for name in SWIFT_OPTIONS}
-    return {
-        "model_type": info.model_type,
-        "dtype": str(info.torch_dtype).removeprefix("torch."),
-        "vocabulary": vocabulary_of(trainer.accelerator.unwrap_model(trainer.model)),
-        "plugins": [os.path.abspath(path) for path in args.external_plugins],
-        **{name: value for name, value in given.items() if value},
-    }
-
-
 def start_pipeline(trainer: Any) -> None:
     """On all ranks: export the first weights; on rank 0: start workers on them, and the scheduler."""
     share_cores(trainer)
     args, is_main = trainer.args, trainer.accelerator.is_main_process
+    rewards = rewards_beside(trainer) if is_main else []
     warm_up = trainer.reward_crew.submit_warm_up() if is_main else None
     if trainer.is_multimodal:  # a template that cannot be used is refused before anything is started
         trainer.encoder.prompt(dict(trainer.train_dataset[0]), 0, 0)
@@ -203,11 +92,11 @@ def start_pipeline(trainer: Any) -> None:
             config=config,
             crew=crew,
             version=trainer.policy_version,
-            columns=tuple(trainer.reward_func_names),
+            columns=tuple(trainer.reward_keys),
             run_directory=run_directory(trainer),
         )
         warm_up.result()
-        trainer.pipeline = _pipeline(trainer, plan, first)
+        trainer.pipeline = _pipeline(trainer, plan, first, rewards)
     trainer.rollout_state = None  # its answers go as they are trained
 
 
@@ -228,13 +117,13 @@ def _process_crew(trainer: Any, config: RolloutConfig) -> ProcessCrew:
     )
 
 
-def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPipeline:
+def _pipeline(
+    trainer: Any, plan: PipelinePlan, first: WeightFiles, rewards: Sequence[RunReward | None]
+) -> RolloutPipeline:
     state, dataset = trainer.rollout_state, trainer.train_dataset
     encoder = PromptEncoder(trainer.template, trainer.sample_cls, trainer.request_config)
-    rewards = [None if isinstance(one, nn.Module) else one for one in trainer.reward_funcs]
-    scorer = GroupScorer(
-        rewards, encoder, trainer.state, spread_filter(trainer), trainer.use_gym_env, trainer.version_watch
-    )
+    spread = spread_filter(trainer, rewards)
+    scorer = GroupScorer(rewards, encoder, trainer.state, spread, trainer.use_gym_env, trainer.version_watch)
     monitor = trainer.start_monitor(plan.run_directory, plan.crew.size, plan.config.max_inflight)
     scorer.on_scored = monitor.scored
     if state is not None:
@@ -259,14 +148,12 @@ def _pipeline(trainer: Any, plan: PipelinePlan, first: WeightFiles) -> RolloutPi
     )
 
 
-def spread_filter(trainer: Any) -> SpreadFilter | None:
+def spread_filter(trainer: Any, rewards: Sequence[RunReward | None]) -> SpreadFilter | None:
     """What `--dynamic_sample` turns away. Raises ConfigError where rewards come in too late to tell."""
     if not trainer.dynamic_sample:
         return None
     late = [
-        name
-        for name, reward in zip(trainer.reward_func_names, trainer.reward_funcs, strict=False)
-        if not is_of_groups(None if isinstance(reward, nn.Module) else reward)
+        name for name, reward in zip(trainer.reward_keys, rewards, strict=False) if not is_of_groups(reward)
     ]
     if late or trainer.use_gym_env:
         raise ConfigError(

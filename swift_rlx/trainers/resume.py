@@ -49,6 +49,13 @@ class _EpochCallback(TrainerCallback):
     def __init__(self, trainer: "ResumeMixin") -> None:
         self.trainer = trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            logger.info(
+                f"swift-rlx: nothing is left to train: the checkpoint is of step {state.global_step}, and the run ends"
+                f" at step {state.max_steps}; to go on raise --max_steps or --num_train_epochs"
+            )
+
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.train_sampler.epoch = int(state.epoch or 0)
 
@@ -72,6 +79,13 @@ class ResumeMixin:
             seed=self.args.seed,
         )
         return self.train_sampler
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """No batches after the last step: the Trainer looks at `max_steps` only when it has trained one more."""
+        if self.state.global_step >= self.state.max_steps:
+            return [], None
+        batches: tuple[list[Any], Any] = super().get_batch_samples(*args, **kwargs)
+        return batches
 
     def _prepare_resample_data_iterator(self) -> None:
         super()._prepare_resample_data_iterator()

@@ -11,12 +11,12 @@ from swift.utils import get_logger
 
 from swift_rlx.errors import RewardError
 from swift_rlx.integration.reward_names import described_rewards
+from swift_rlx.integration.run_reward_model import AskedModel, version_of_model
 from swift_rlx.rewards import OnError, RewardCombiner, RewardCounters
 from swift_rlx.rewards.combination import Combination
 from swift_rlx.rewards.ensemble import parse_ensemble
 from swift_rlx.rewards.normalize import normalizer
 from swift_rlx.rewards.version_watch import VersionChange, VersionWatch
-from swift_rlx.rewards.versions import digest_of_model
 from swift_rlx.trainers.reward_crew import BesideReward, RewardCrew
 from swift_rlx.trainers.startup import log_reward_models
 
@@ -42,14 +42,17 @@ class RewardColumnsMixin:
         )
         rewards = self.reward_crew.rewards
         super()._prepare_rewards(list(rewards), reward_model, reward_templates)
-        log_reward_models(models, list(reward_templates or []), self.accelerator.device)
+        plugins = self.reward_model_plugins
+        self.reward_model_plugins = [None if one is None else AskedModel(one) for one in plugins]
+        self.reward_model_templates = list(reward_templates or [])
+        log_reward_models(models, self.reward_model_templates, self.accelerator.device)
         self.reward_func_names[: len(rewards)] = [reward.name for reward in rewards]
         self.checked_rewards = rewards
-        self._reward_keys = _told_apart(self.reward_func_names)
+        self.reward_keys = _told_apart(self.reward_func_names)
         self.reward_combiner = RewardCombiner(
-            self._reward_keys,
+            self.reward_keys,
             self.reward_weights.cpu(),
-            normalizer(args.reward_normalize, self._reward_keys),
+            normalizer(args.reward_normalize, self.reward_keys),
             parse_ensemble(args.reward_ensemble),
             range(len(rewards), len(rewards) + len(models)),
         )
@@ -57,8 +60,8 @@ class RewardColumnsMixin:
         self.reward_versions: dict[str, str] = {}
         """Of the last batch that trained."""
         self._model_versions = {
-            key: digest_of_model(model.config._name_or_path)
-            for key, model in zip(self._reward_keys[len(rewards) :], models, strict=False)
+            key: version_of_model(model)
+            for key, model in zip(self.reward_keys[len(rewards) :], models, strict=False)
         }
 
     # --- scoring without the pipeline ------------------------------------------------------------------------------
@@ -91,7 +94,7 @@ class RewardColumnsMixin:
     def record_failures(self, elsewhere: Mapping[str, RewardCounters] | None = None) -> None:
         """Put what happened to the rewards since the last call into the log; `elsewhere`: beside this thread."""
         metrics = self._metrics["train" if self.model.training else "eval"]
-        for reward in self.checked_rewards:
+        for reward in (*self.checked_rewards, *self.reward_crew.models):
             counters = reward.take_counters()
             counters.add((elsewhere or {}).get(reward.name, RewardCounters()))
             metrics[f"reward/{reward.name}/failures"].append(float(counters.failed))

@@ -4,6 +4,7 @@
     sync function                                 a process that can be killed
     sync function that is `thread_safe`           threads of this process
     one that no other process can find            one thread of this process; the main thread without the pipeline
+    reward model                                  a process of its own, or one thread; see `beside_models`
 
 A call with `scope="batch"` has all rows of a batch, and ten times the time of another one.
 
@@ -11,8 +12,9 @@ What sets an alarm needs a main thread: that of its process or, where it has non
 scores first.
 """
 
+import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -128,6 +130,8 @@ class RewardCrew:
     ) -> None:
         self.on_error = on_error
         self.loop = RewardLoop()
+        self.models: list[RunReward] = []
+        """Reward models that score beside the training, until the crew is closed."""
         environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
         size = workers or max(default_workers(), len(rewards))
         self.pool = RewardPool(size, environment, rewards=len(rewards))
@@ -135,7 +139,14 @@ class RewardCrew:
         self._open = ExitStack()
         self._is_watching = False
         self._limit_s = limit_s
-        self.rewards = [self._run_reward(reward) for reward in rewards]
+        self._own_pools: list[RewardPool] = []
+        self.rewards = [self._run_reward(reward, self.pool) for reward in rewards]
+
+    def add_model(self, reward: Reward, environment: Mapping[str, str], start_limit_s: float) -> RunReward:
+        """Have a reward model score in a process of its own with these variables or, without an origin, in a thread."""
+        self._own_pools.append(RewardPool(1, environment, start_limit_s))
+        self.models.append(self._run_reward(reward, self._own_pools[-1]))
+        return self.models[-1]
 
     def watch(self) -> None:
         """From now on, rewards in threads that set an alarm are noticed."""
@@ -144,34 +155,35 @@ class RewardCrew:
             self._is_watching = True
 
     def submit_warm_up(self) -> Any:
-        """Start a process and load there what scores in processes; returns a future, which raises PluginError."""
+        """Start processes and load there what scores in processes; returns a future, which raises PluginError."""
         self.watch()
         return self.loop.submit(self._warm_up())
 
     def close(self) -> None:
         """End what rewards are at, and the processes. What is called later starts these again."""
-        self.loop.clear(self.pool.close(), CLOSE_S)
+        self.loop.clear(_close([self.pool, *self._own_pools]), CLOSE_S)
         self._open.close()
         self._is_watching = False
+        self.models, self._own_pools = [], []
 
     async def _warm_up(self) -> None:
-        for execution in self._in_processes:
+        """Functions share one process, which loads one after the other."""
+        models = [one.warm_up() for one in _in_processes(self.models)]
+        await asyncio.gather(self._warm_up_functions(), *models)
+
+    async def _warm_up_functions(self) -> None:
+        for execution in _in_processes(self.rewards):
             await execution.warm_up()
 
-    @property
-    def _in_processes(self) -> list[ProcessExecution]:
-        executions = [one.runner.execution for one in self.rewards if one.runner is not None]
-        return [one for one in executions if isinstance(one, ProcessExecution)]
-
-    def _run_reward(self, reward: Reward) -> RunReward:
+    def _run_reward(self, reward: Reward, pool: RewardPool) -> RunReward:
         in_own_thread = reward.origin is None and not (reward.spec.is_async or reward.spec.thread_safe)
         made: RunReward = (HereReward if in_own_thread else BesideReward)(self, reward, None)
         limit_s = self._limit_s * (BATCH_LIMITS if reward.spec.scope == "batch" else 1.0)
         settings = RunnerSettings(limit_s, self.on_error)
-        made.runner = RewardRunner(reward, self._execution(reward, made), settings)
+        made.runner = RewardRunner(reward, self._execution(reward, made, pool), settings)
         return made
 
-    def _execution(self, reward: Reward, made: RunReward) -> Execution:
+    def _execution(self, reward: Reward, made: RunReward, pool: RewardPool) -> Execution:
         def in_threads(lanes: int = 1) -> Execution:
             assert isinstance(made.here, CheckedReward)
             return ThreadExecution(made.here, self._watch, lanes)
@@ -183,7 +195,16 @@ class RewardCrew:
             return in_threads(os.cpu_count() or 1)
         if reward.origin is None:
             return in_threads()
-        return ProcessExecution(reward.spec.name, reward.origin, self.pool, in_threads)
+        return ProcessExecution(reward.spec.name, reward.origin, pool, in_threads)
+
+
+async def _close(pools: Sequence[RewardPool]) -> None:
+    await asyncio.gather(*(pool.close() for pool in pools))
+
+
+def _in_processes(rewards: Sequence[RunReward]) -> list[ProcessExecution]:
+    executions = [one.runner.execution for one in rewards if one.runner is not None]
+    return [one for one in executions if isinstance(one, ProcessExecution)]
 
 
 def default_workers() -> int:

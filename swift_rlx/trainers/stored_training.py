@@ -228,7 +228,7 @@ def hybrid_plan(trainer: Any) -> HybridPlan:
         group_size=size,
         rules=BatchRules(groups, args.max_reuse, args.seed, wanted),
         fills=args.fill_the_wait,
-        columns=tuple(trainer.reward_func_names),
+        columns=tuple(trainer.reward_keys),
         batches_before=batches_before(trainer, trainer.state.global_step),
         vocabulary=trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().num_embeddings,
     )

@@ -81,6 +81,32 @@ def test_wrong_arguments_are_one_sentence_and_exit_code_2(invented, arguments, c
     assert "--help" in error
 
 
+@pytest.mark.parametrize(
+    ("words", "typed", "meant"),
+    [
+        ("store generate a.store b.jsonl --model m --temprature 1", "--temprature", "--temperatures"),
+        ("store generate a.store b.jsonl --modle m", "--modle", "--model"),
+        ("store compact a.store --target_mb=8", "--target_mb", "--target-mb"),
+        ("reward serve --reward a --prot 80", "--prot", "--port"),
+        ("simulate --wrokers 3", "--wrokers", "--workers"),
+        ("--verison", "--verison", "--version"),
+    ],
+)
+def test_a_misspelt_flag_of_any_command_gets_the_one_that_was_meant(words, typed, meant, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(words.split())
+    error = capsys.readouterr().err
+    assert f"; did you mean {meant} in the place of {typed}?; see `swift-rlx" in error
+    assert error.count("\n") == 1
+
+
+def test_a_flag_like_no_other_gets_no_suggestion(invented, capsys):
+    invented(lambda options: 0)
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["invented", "--paint", "red"])
+    assert "did you mean" not in capsys.readouterr().err
+
+
 def test_without_a_command_the_help_is_shown_and_the_exit_code_is_2(capsys):
     assert command_line.main([]) == 2
     shown = capsys.readouterr().err

@@ -53,10 +53,23 @@ def test_compact_merges_and_deletes_after_a_while(tmp_path, capsys):
     folder = a_store(tmp_path)
     assert "deleted 0 files" in run(capsys, "compact", folder, "--target-mb", "0.000001")
     assert "merged 3 shards into 1: 12 trajectories\ndeleted 0 files" in run(capsys, "compact", folder)
-    assert "merged 0 shards into 0: 0 trajectories\ndeleted 6 files" in run(
-        capsys, "compact", folder, "--keep-s", "0"
-    )
+    assert "nothing to merge\ndeleted 6 files" in run(capsys, "compact", folder, "--keep-s", "0")
     assert "--target-mb -1" in run(capsys, "compact", folder, "--target-mb", "-1", code=2)
+
+
+def test_compact_tells_merging_from_putting_scores_in_their_place(tmp_path, capsys):
+    folder = a_store(tmp_path)
+    run(capsys, "score", folder, "--stored", "length@2")
+    shown = run(capsys, "compact", folder, "--target-mb", "0.000001")
+    assert shown.startswith(
+        "nothing to merge; scores were put into the 3 shards that they are of: 12 trajectories\n"
+    )
+    assert run(capsys, "compact", folder, "--target-mb", "0.000001").startswith("nothing to merge\n")
+
+
+def test_a_reward_that_may_not_be_computed_is_refused_by_the_flag_as_it_is_typed(tmp_path, capsys):
+    words = ["score", a_store(tmp_path), "--rewards", "format", "--reward-on-error", "skip"]
+    assert run(capsys, *words, code=2).startswith("swift-rlx: error: --reward-on-error got 'skip': it is")
 
 
 def test_import_export_and_scores_by_people(tmp_path, capsys):

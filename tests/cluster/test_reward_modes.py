@@ -107,8 +107,10 @@ def test_a_wrong_shape_is_refused_whatever_the_policy(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["generated", "array"])
-def test_generators_and_arrays_are_taken(name: str, mode: str, lab: Lab) -> None:
+@pytest.mark.parametrize(
+    "name", ["generated", "array", pytest.param("tensor", marks=pytest.mark.slow)]
+)  # a process imports torch
+def test_generators_arrays_and_tensors_are_taken(name: str, mode: str, lab: Lab) -> None:
     assert lab.score(lab.runner(mode, name), ["a"] * 3).values == (0.0, 1.0, 2.0)
 
 

@@ -13,7 +13,7 @@ from swift_rlx.backends import EngineSpec
 from swift_rlx.backends.transformers_loading import load as load_for_engine
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.worker_model import is_resized, load, vocabulary_of
-from swift_rlx.trainers.pipeline_plan import SWIFT_LOADER, choose_backend
+from swift_rlx.trainers.engine_specs import SWIFT_LOADER, choose_backend
 from swift_rlx.trainers.prompt_encoding import PromptEncoder
 
 PLUGIN = """

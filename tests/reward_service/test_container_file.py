@@ -88,6 +88,26 @@ def test_its_command_is_one_of_ours_and_serves_rewards_that_it_installs() -> Non
     assert (options.host, str(options.port)) == ("0.0.0.0", PORT)
 
 
+def test_what_git_ignores_stays_out_of_the_image() -> None:
+    def patterns(path: Path) -> set[str]:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return {line.removeprefix("**/").strip("/") for line in lines if line and not line.startswith("#")}
+
+    assert patterns(EXAMPLE / "Dockerfile.dockerignore") == patterns(REPOSITORY / ".gitignore") | {".git"}
+
+
+def test_it_serves_as_a_user_that_it_makes_and_whose_home_it_works_in() -> None:
+    names = [name for name, _ in instructions()]
+    [user] = of("USER")
+    [made] = [at for at, (name, rest) in enumerate(instructions()) if name == "RUN" and "useradd" in rest]
+    assert shlex.split(instructions()[made][1])[-1] == user != "root"
+    last_install = max(
+        at for at, (name, rest) in enumerate(instructions()) if name == "RUN" and "pip" in rest
+    )
+    assert max(last_install, made) < names.index("USER") < names.index("CMD"), "packages are root's"
+    assert of("WORKDIR") == [f"/home/{user}"]
+
+
 def test_port_health_and_token_are_those_of_the_service() -> None:
     from swift_rlx.reward_service import tenants
 
@@ -167,9 +187,19 @@ def test_its_command_serves_without_ms_swift(image: Path) -> None:
                 [Row("x = 1  # one\ny = 2")]
             )
 
+        assert is_healthy(addresses[0]), "without a token"
         found = [asyncio.run(asyncio.wait_for(scored(address), 100))[0] for address in addresses]
         assert found[0] == 0.5
         assert found[1] is not None
     finally:
         process.terminate()
         assert process.wait(60) == 0
+    assert not is_healthy(addresses[0])
+
+
+def is_healthy(address: str) -> bool:
+    """Whether the health check of the file says so, asked at the port of this address."""
+    [check] = of("HEALTHCHECK")
+    program = listed(check)[-1].replace(PORT, address.split("/")[2].rpartition(":")[2])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    return done.returncode == 0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from swift_rlx.errors import ConfigError
-from swift_rlx.rewards import OnError
+from swift_rlx.errors import ConfigError, RewardError
+from swift_rlx.rewards import OnError, checked_reward, describe_reward
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,15 @@ def test_anything_else_is_refused(text):
 @pytest.mark.parametrize("text", ["raise", "none", "value:-1.5"])
 def test_a_policy_prints_as_it_is_written(text):
     assert str(OnError.parse(text)) == text
+
+
+def test_messages_name_the_flag_as_it_is_typed():
+    with pytest.raises(ConfigError, match=r"^--reward-on-error got 'ignore'"):
+        OnError.parse("ignore", "--reward-on-error")
+
+    def broken(completion):
+        raise ValueError("no verdict")
+
+    reward = checked_reward(describe_reward("x", broken), OnError.parse("raise", "--reward-on-error"))
+    with pytest.raises(RewardError, match=r"; --reward-on-error none leaves such a row unscored$"):
+        reward(["a"])

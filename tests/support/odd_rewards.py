@@ -1,4 +1,4 @@
-"""Rewards that do what rewards of others do, for every way of running them. Standard library only, but for numpy."""
+"""Rewards that do what rewards of others do, for every way of running them. Standard library, numpy and torch only."""
 
 import asyncio
 import os
@@ -83,6 +83,12 @@ def _numpy(completions: list[str]) -> Any:
     return np.arange(len(completions), dtype=np.float32)
 
 
+def _torch(completions: list[str]) -> Any:
+    import torch
+
+    return torch.arange(len(completions), dtype=torch.float32, requires_grad=True)
+
+
 one_value, one_value_async = _returning("one_value", lambda texts: [1.0])
 too_few, too_few_async = _returning("too_few", lambda texts: [1.0] * (len(texts) - 1))
 too_many, too_many_async = _returning("too_many", lambda texts: [1.0] * (len(texts) + 1))
@@ -91,6 +97,7 @@ text, text_async = _returning("text", lambda texts: ["1"] * len(texts))
 table, table_async = _returning("table", lambda texts: {"a": 1.0})
 generated, generated_async = _returning("generated", lambda texts: (float(at) for at in range(len(texts))))
 array, array_async = _returning("array", _numpy)
+tensor, tensor_async = _returning("tensor", _torch)
 
 
 def judged(completion: str, solution: str, **_: Any) -> float | None:

@@ -27,7 +27,7 @@ def plan_of(
     def plan_of(rows: Any = 8, **changes: Any) -> tuple[Any, Any]:
         found = []
 
-        def end(trainer: Any, plan: Any, first: Any) -> None:
+        def end(trainer: Any, plan: Any, first: Any, rewards: Any) -> None:
             found.append((plan, first))
             trainer.weight_directory.remove()
             raise Planned

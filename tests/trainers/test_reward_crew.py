@@ -146,6 +146,7 @@ class Base:
 
     def _prepare_rewards(self, reward_funcs: list[Any], models: Any = None, templates: Any = None) -> None:
         self.reward_funcs = reward_funcs
+        self.reward_model_plugins = [None] * len(reward_funcs)
         self.reward_func_names = ["?"] * len(reward_funcs)
         self.reward_weights = torch.ones(len(reward_funcs))
 

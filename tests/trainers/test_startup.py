@@ -80,6 +80,20 @@ def test_a_reward_that_needs_a_missing_column_is_refused(
         train(tiny_model, write_rows(16), tmp_path / "run", rlhf_type="rloo", reward_funcs=[graded])
 
 
+def test_a_reward_that_reads_the_answer_is_told_how_to_keep_it(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    def graded(completions: list[str], answer: list[str]) -> list[float]:
+        return [0.0] * len(completions)
+
+    rows = write_rows([{"query": f"What is {row} + 1?", "answer": str(row + 1)} for row in range(16)])
+    with pytest.raises(
+        ConfigError,
+        match=r"reward 'graded' .* needs columns \['answer'\].*--columns .*--disable_auto_column_mapping",
+    ):
+        train(tiny_model, rows, tmp_path / "run", rlhf_type="rloo", reward_funcs=[graded])
+
+
 def test_a_column_that_would_break_rewards_is_refused(
     tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
