@@ -22,6 +22,7 @@ from swift_rlx.store import BatchRules, GroupBatches, TrajectoryStore
 from swift_rlx.trainers.rollout_rows import Origin, PickedBatch
 from swift_rlx.trainers.store_sealing import FreshBatch, Lineage, RoundSealer, RunFacts
 from swift_rlx.trainers.stored_batches import BatchShape, PickedGroup, stored_batch
+from swift_rlx.trainers.stored_prompts import EncodePrompt, warn_of_other_prompts
 
 logger = get_logger()
 STATE, USES = "state.json", "uses.arrow"
@@ -32,7 +33,8 @@ class HybridPlan:
     """The flags. `groups` of `group_size` rows make a generation batch, `fill_groups` a batch that fills a wait.
 
     `columns`: names of the rewards, whose raw values are shown. `batches_before`: generation batches that the run had
-    picked up where it begins to have a store. `vocabulary`: tokens that the model has.
+    picked up where it begins to have a store. `vocabulary`: tokens that the model has. `encode`: what this run makes of
+    a prompt; None: not compared with what the store has.
     """
 
     directory: str
@@ -45,6 +47,7 @@ class HybridPlan:
     columns: tuple[str, ...] = ()
     batches_before: int = 0
     vocabulary: int = 2**31
+    encode: EncodePrompt | None = None
 
 
 class SavedRun(msgspec.Struct, frozen=True):
@@ -179,6 +182,9 @@ class HybridRun:
         trains = bool(self.plan.ratio) or self.plan.fills
         if trains:
             snapshot.check_vocabulary(self.plan.vocabulary)
+        # With a bound of the age nothing trains but what this run has made.
+        if trains and self.plan.encode is not None and self.plan.rules.wanted.max_age is None:
+            warn_of_other_prompts(snapshot, self.plan.encode)
         if trains and (missing := snapshot.num_without_logprobs()):
             raise ConfigError(
                 f"{missing} of {snapshot.num_rows} answers in the store '{self.plan.directory}' have no log-probs, so"
