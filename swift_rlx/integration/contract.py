@@ -78,6 +78,7 @@ CONTRACT = (
     ),
     Clause("swift.rlhf_trainers.arguments.GRPOConfig", "", ("disable_dropout", "generation_batch_size")),
     Clause(_GRPO, "_prepare_algorithm_params", ("self",)),
+    Clause(_GRPO, "_setup_teacher", ("self",)),
     Clause(_GRPO, "_prepare_rewards", ("self", "reward_funcs", "reward_model", "reward_templates")),
     Clause("swift.rewards.rm_plugins", ""),
     Clause("swift.rewards.rm_plugin.DefaultRMPlugin", "__init__", ("self", "model", "template")),
@@ -89,6 +90,7 @@ CONTRACT = (
     Clause(_GRPO, "_compute_rewards_per_func", ("self", "samples")),
     Clause(_GRPO, "compute_std", ("self", "samples", "rewards_per_func")),
     Clause(_GRPO, "_prepare_batch_inputs", ("self", "samples")),
+    Clause(_GRPO, "split_by_mini_batches", ("self", "samples")),
     Clause(_GRPO, "_postprocess_batch", ("self", "samples", "batch_encoded_inputs")),
     Clause(_GRPO, "_compute_loss_and_metrics", ("self", "model", "model_inputs", "grpo_batch")),
     Clause(

@@ -61,7 +61,7 @@ class RolloutConfig:
     shape_capacity: bool = True
     """Hold fewer answers than the bound allows, as few as keep the trainer fed (`capacity.py`)."""
     weight_update: WeightUpdate | None = None
-    """None: keep where every worker can, else drain."""
+    """None: the first of keep, pin and drain that every worker can."""
     train_order: TrainOrder = TrainOrder.COMPLETION
     stale_tokens: StaleTokens = StaleTokens.MASK
     request_timeout_s: float = 300.0

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swift_rlx.types import DropReason, TrajectoryGroup
+from swift_rlx.types import DropReason, Fate, TrajectoryGroup
 
 
 class GroupOutcome(enum.Enum):
@@ -32,6 +32,11 @@ class GroupEnd:
     outcome: GroupOutcome
     drop_reason: DropReason | None = None
     detail: str = ""
+
+
+def fate_of_dropped(reason: DropReason) -> Fate:
+    """What becomes of the tokens of a group that is dropped for this reason."""
+    return Fate.REJECTED if reason is DropReason.NO_SPREAD else Fate.FAILED
 
 
 OnEnd = Callable[[GroupEnd], None]

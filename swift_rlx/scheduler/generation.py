@@ -159,7 +159,7 @@ class Generation:
         elif answer.finish_reason is FinishReason.ABORT:
             self._was_cut(job)
         else:
-            made = answer.num_tokens - job.kept
+            made = answer.num_sampled - job.kept
             state.router.measured(worker, job.mark, made, state.clock.now() - request.submit_s)
             self._answered(job, worker, answer)
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from swift_rlx.errors import CheckpointError
+from swift_rlx.scheduler.ending import fate_of_dropped
 from swift_rlx.scheduler.journal_entries import Admitted, Dropped, Entry, PickedUp, Scored
 from swift_rlx.scheduler.resume import OpenPrompt, RolloutState
 from swift_rlx.types import DropReason, Fate, TrajectoryGroup
@@ -64,7 +65,7 @@ class _History:
                 self._scored(entry.group)
             case Dropped():
                 self._replaced(self.open.pop(entry.order))
-                self.tokens[Fate.FAILED] += entry.tokens
+                self.tokens[fate_of_dropped(entry.reason)] += entry.tokens
                 self.dropped[entry.reason] = self.dropped.get(entry.reason, 0) + 1
             case PickedUp():
                 for order in entry.orders:

@@ -72,8 +72,8 @@ class SegmentLog:
     def close(self) -> None:
         """End the segment of now."""
         if self._writer is not None:
-            self._insist(self._writer.close)
-            self._writer = None
+            self._insist(self._writer.end)
+            self.abandon()
 
     def abandon(self) -> None:
         """Let go of the file as it is."""

@@ -18,7 +18,7 @@ from swift_rlx.errors import BackendError, StalenessError
 from swift_rlx.scheduler.capacity import Capacity
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.drops import LEAST_IN_A_ROW, DropWatch
-from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
+from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd, fate_of_dropped
 from swift_rlx.scheduler.groups import GroupBook, OpenGroup
 from swift_rlx.scheduler.journal_entries import Admitted, Dropped, Entry, EntrySink, PickedUp
 from swift_rlx.scheduler.ledger import TokenLedger
@@ -128,9 +128,8 @@ class RunState:
 
     def drop(self, group: OpenGroup, record: TrajectoryGroup, reason: DropReason, detail: str = "") -> None:
         """A group ends without training; its tokens are settled and its place is given to another prompt."""
-        fate = Fate.REJECTED if reason is DropReason.NO_SPREAD else Fate.FAILED
         tokens = group.num_tokens
-        self.ledger.settle(fate, tokens)
+        self.ledger.settle(fate_of_dropped(reason), tokens)
         self.book.drop(group, reason)
         self.note(Dropped(group.order, reason, tokens))
         self.capacity.drop()

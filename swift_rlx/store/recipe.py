@@ -18,6 +18,7 @@ import numpy as np
 from swift_rlx.errors import StoreError
 from swift_rlx.store.moments import FloatArray, Moments, zscore
 
+_SOURCE = re.compile(r"(?P<weight>[-+.e\d]+)\*(?P<name>[^@]+)@(?P<version>.*)")
 _TEXT = re.compile(r"(?:zscore\((?P<scope>\w+)\): |weighted: )(?P<sources>.+)")
 
 
@@ -38,6 +39,16 @@ class Source:
     name: str
     version: str
     weight: float = 1.0
+
+
+def parse_sources(text: str) -> tuple[Source, ...]:
+    """Sources as a recipe lists them, `1*accuracy@1.0 + 0.5*human@2`; none of other text."""
+    sources = []
+    for part in text.split(" + "):
+        if (found := _SOURCE.fullmatch(part)) is None:
+            return ()
+        sources.append(Source(found["name"], found["version"], float(found["weight"])))
+    return tuple(sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +76,10 @@ class Recipe:
     @classmethod
     def parse(cls, text: str) -> Recipe | None:
         """What `str` gave, None for other text."""
-        if (found := _TEXT.fullmatch(text)) is None:
+        found = _TEXT.fullmatch(text)
+        if found is None or not (sources := parse_sources(found["sources"])):
             return None
-        sources = []
-        for part in found["sources"].split(" + "):
-            weight, _, rest = part.partition("*")
-            name, _, version = rest.partition("@")
-            sources.append(Source(name, version, float(weight)))
-        return cls(tuple(sources), Scale(found["scope"] or "none"))
+        return cls(sources, Scale(found["scope"] or "none"))
 
     def rewards(self, values: Mapping[str, FloatArray], moments: Mapping[str, Moments]) -> FloatArray:
         """The reward of each row, [B]: the weighted sum of its sources on their scale.

@@ -28,9 +28,9 @@ def stored_versions(snapshot: Snapshot) -> dict[str, set[str]]:
 def current_recipe(snapshot: Snapshot, known: Mapping[str, set[str]], versions: Mapping[str, str]) -> Recipe:
     """How the rewards were made, with `versions`; a source that is not in it keeps its only stored version.
 
-    Rows straight from a run say what their reward was made of, but not with which weights: where no other rows tell
-    it, the weights are 1. Raises `StoreError` where rows have recipes that differ in more than versions, or a source
-    has several versions and none is named.
+    Rows without a recipe say what their reward was made of, but not with which weights: where no other rows tell it,
+    the weights are 1. Raises `StoreError` where rows have recipes that differ in more than versions, or one on the
+    scale of a run, and where a source has several versions and none is named.
     """
     import pyarrow.compute as pc
 
@@ -38,6 +38,11 @@ def current_recipe(snapshot: Snapshot, known: Mapping[str, set[str]], versions: 
         raise StoreError(f"the store '{snapshot.url}' has no rewards; make some with `swift-rlx store score`")
     texts = {text for chunk in snapshot.chunks for text in pc.unique(row_recipes(chunk)).to_pylist()}
     named = [recipe for text in sorted(texts) if (recipe := Recipe.parse(text)) is not None]
+    if of_runs := sorted(text for text in texts if ": " in text and Recipe.parse(text) is None):
+        raise StoreError(
+            f"the store '{snapshot.url}' has rewards of '{of_runs[0]}', whose scale was that of a run and cannot be"
+            " made again; choose one with `swift-rlx store score`"
+        )
     shapes = {(recipe.scale, tuple((one.name, one.weight) for one in recipe.sources)) for recipe in named}
     if len(shapes) > 1:
         raise StoreError(

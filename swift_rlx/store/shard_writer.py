@@ -40,7 +40,7 @@ class ShardWriter:
 
         self.path = path
         self.num_bytes = self.crc32 = 0
-        self._is_listed = False
+        self._is_listed = self._has_end = False
         try:
             self._file = path.open("xb", buffering=0)
         except OSError as error:
@@ -82,12 +82,21 @@ class ShardWriter:
         except OSError as error:
             raise self._refused(error) from error
 
-    def close(self) -> None:
-        """Flush, mark the end of the stream, and sync. The file is closed even where this raises `StoreError`."""
-        try:
+    def end(self) -> None:
+        """Flush, mark the end of the stream, and sync; nothing can be added any more.
+
+        After a `StoreError` it may be called again. The file stays open until `close` or `abandon`.
+        """
+        if not self._has_end:
             self._stream.close()
-            self.flush()
-            self.sync()
+            self._has_end = True
+        self.flush()
+        self.sync()
+
+    def close(self) -> None:
+        """`end` it. The file is closed even where this raises `StoreError`."""
+        try:
+            self.end()
         finally:
             self._file.close()
 

@@ -17,7 +17,7 @@ from swift_rlx.errors import StoreError
 from swift_rlx.store.chunk import Chunk
 from swift_rlx.store.group_facts import group_facts
 from swift_rlx.store.moments import FloatArray, Moments, zscore
-from swift_rlx.store.recipe import Recipe, Source
+from swift_rlx.store.recipe import Source, parse_sources
 from swift_rlx.store.scoring import stored_values
 from swift_rlx.store.selection import GroupFilter, Selection
 from swift_rlx.store.snapshot import Snapshot
@@ -148,11 +148,16 @@ class SourceScores:
 
 
 def sources_of(recipe: str) -> tuple[Source, ...]:
-    """The sources of a recipe, or of rewards straight from a run, `accuracy@1.0+length@2`."""
-    if (parsed := Recipe.parse(recipe)) is not None:
-        return parsed.sources
-    parts = [part.partition("@") for part in recipe.split("+") if part]
-    return tuple(Source(name, version) for name, _, version in parts)
+    """The sources of a recipe, also of one on a run's own scale (`zscore of the run: 1*accuracy@1.0`), or of rewards
+    without weights, `accuracy@1.0+length@2`; none of other text."""
+    if sources := parse_sources(recipe.partition(": ")[2]):
+        return sources
+    parts = [part.partition("@") for part in recipe.split("+")]
+    return (
+        tuple(Source(name, version) for name, _, version in parts)
+        if all(mark for _, mark, _ in parts)
+        else ()
+    )
 
 
 def _prompt_lengths(chunk: Chunk) -> npt.NDArray[np.int64]:

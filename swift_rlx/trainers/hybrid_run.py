@@ -23,6 +23,7 @@ from swift_rlx.store import BatchRules, GroupBatches, TrajectoryStore
 from swift_rlx.trainers.rollout_rows import Origin, PickedBatch
 from swift_rlx.trainers.store_sealing import FreshBatch, Lineage, RoundSealer, RunFacts
 from swift_rlx.trainers.stored_batches import BatchShape, PickedGroup, stored_batch
+from swift_rlx.trainers.stored_prompts import EncodePrompt, warn_of_other_prompts
 
 logger = get_logger()
 STATE, USES = "state.json", "uses.arrow"
@@ -33,7 +34,8 @@ class HybridPlan:
     """The flags. `groups` of `group_size` rows make a generation batch, `fill_groups` a batch that fills a wait.
 
     `columns`: names of the rewards, whose raw values are shown. `batches_before`: generation batches that the run had
-    picked up where it begins to have a store. `vocabulary`: tokens that the model has.
+    picked up where it begins to have a store. `vocabulary`: tokens that the model has. `encode`: what this run makes of
+    a prompt; None: not compared with what the store has.
     """
 
     directory: str
@@ -46,6 +48,7 @@ class HybridPlan:
     columns: tuple[str, ...] = ()
     batches_before: int = 0
     vocabulary: int = 2**31
+    encode: EncodePrompt | None = None
 
 
 class SavedRun(msgspec.Struct, frozen=True):
@@ -181,6 +184,9 @@ class HybridRun:
         if trains:
             snapshot.check_vocabulary(self.plan.vocabulary)
             refuse_without_logprobs(snapshot)
+        # With a bound of the age nothing trains but what this run has made.
+        if trains and self.plan.encode is not None and self.plan.rules.wanted.max_age is None:
+            warn_of_other_prompts(snapshot, self.plan.encode)
         if uses is None:
             batches = GroupBatches(snapshot, self._rules())
         else:

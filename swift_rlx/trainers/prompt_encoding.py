@@ -1,9 +1,10 @@
 """From a row of the data set to a prompt for the workers, and from sampled ids back to text.
 
-Used by the thread of the pipeline beside the training: it has a template and a tokenizer of its own, because fast
-tokenizers must not be used by two threads at once.
+Used beside the training, by the thread of the pipeline and that of the rewards: it has a template and a tokenizer of
+its own, for one of them at a time, because fast tokenizers must not be used by two threads at once.
 """
 
+import threading
 from copy import copy, deepcopy
 from io import BytesIO
 from typing import Any
@@ -47,6 +48,7 @@ class PromptEncoder:
         self.template = own_template(template)
         self.request_config = request_config
         self._sample_cls = sample_cls
+        self._tokenizing = threading.Lock()
 
     def sample(self, row: dict[str, Any]) -> Any:
         """The row as ms-swift's sample: with the system prompt, without the answer of the data set."""
@@ -75,7 +77,8 @@ class PromptEncoder:
         Raises ConfigError for what cannot be encoded, such as an image that is not there.
         """
         try:
-            encoded = self.template.encode(deepcopy(request))
+            with self._tokenizing:
+                encoded = self.template.encode(deepcopy(request))
         except Exception as error:  # templates and images raise what they like
             raise ConfigError(
                 f"row {index} of the training data, {str(row)[:MAX_SHOWN]}, is refused: it cannot be encoded:"
@@ -134,7 +137,9 @@ class PromptEncoder:
         if turns:
             output = conversation_output(turns, finish_reason)
         else:
-            output = _output(self.template.decode_generate_ids(token_ids), finish_reason, token_ids=token_ids)
+            with self._tokenizing:
+                text = self.template.decode_generate_ids(token_ids)
+            output = _output(text, finish_reason, token_ids=token_ids)
             output.rollout_logprobs = [logprobs]
         sample.apply_rollout_output(rollout_output=output)
         return sample

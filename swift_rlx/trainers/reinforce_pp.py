@@ -14,6 +14,7 @@ from swift_rlx.algorithms import (
     token_rewards,
     whiten,
 )
+from swift_rlx.errors import CheckpointError
 from swift_rlx.trainers.batch import RLXBatch, Rollout
 from swift_rlx.trainers.off_policy import per_token
 from swift_rlx.trainers.policy_gradient import PolicyLoss
@@ -94,8 +95,14 @@ class ReinforcePPTrainer(_TokenTrainer):
         return {} if self.ema_baseline is None else {"ema_baseline": self.ema_baseline.state_dict()}
 
     def load_algorithm_state(self, state: dict[str, Any]) -> None:
-        if self.ema_baseline is not None:
-            self.ema_baseline.load_state_dict(state["ema_baseline"])
+        if self.ema_baseline is None:
+            return
+        if "ema_baseline" not in state:
+            raise CheckpointError(
+                "the checkpoint was trained without --group_baseline ema and has no running mean of the rewards; drop"
+                " the flag, or take only the weights with --resume_only_model true"
+            )
+        self.ema_baseline.load_state_dict(state["ema_baseline"])
 
 
 class ReinforcePPBaselineTrainer(_TokenTrainer):

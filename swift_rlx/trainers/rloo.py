@@ -47,7 +47,7 @@ class RLOOTrainer(RLXTrainer):
         loss_B = loss.loss_B if weights is None or weights.ndim == 2 else loss.loss_B * weights
         rows = mask.any(1)
         return PolicyLoss(
-            total=loss_B[rows].sum() + 0.0 * logprobs_BT.sum(),
+            total=loss_B.sum(),  # 0, with a gradient of 0, for a row without tokens that train
             clipped_low=(loss.clipped_low_B & rows).sum(),
             clipped_high=(loss.clipped_high_B & rows).sum(),
         )

@@ -28,6 +28,7 @@ from swift_rlx.trainers.hybrid_run import HybridPlan, HybridRun, Restart
 from swift_rlx.trainers.prompt_encoding import PromptEncoder, conversation_output
 from swift_rlx.trainers.rollout_rows import Origin, encode_batch
 from swift_rlx.trainers.store_sealing import RunFacts
+from swift_rlx.trainers.stored_prompts import encoding_of
 from swift_rlx.types import TrajectoryGroup
 
 logger = get_logger()
@@ -231,4 +232,5 @@ def hybrid_plan(trainer: Any) -> HybridPlan:
         columns=tuple(trainer.reward_keys),
         batches_before=batches_before(trainer, trainer.state.global_step),
         vocabulary=trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().num_embeddings,
+        encode=encoding_of(trainer),
     )

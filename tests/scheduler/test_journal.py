@@ -210,6 +210,28 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(made, tmp_path, monkeypat
     assert caplog.text.count("tries it again") == 1
 
 
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_disk_that_refuses_the_end_of_a_segment_for_a_while_costs_nothing(tmp_path, monkeypatch, call):
+    monkeypatch.setattr(segment_log, "RETRY_EVERY_S", 0.01)
+    log, honest, refusals = segment_log.SegmentLog(), getattr(os, call), [2]
+    log.begin(Segment(tmp_path, "a", Position(), 0))
+    log.write([Admitted(1, 0, 1)])
+
+    def refuse(descriptor, *arguments):
+        if refusals[0]:
+            refusals[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return honest(descriptor, *arguments)
+
+    monkeypatch.setattr(os, call, refuse)
+    log.begin(Segment(tmp_path, "b", Position("a", 1), 0))
+    log.write([Admitted(2, 0, 2)])
+    log.close()
+    assert refusals == [0]
+    assert orders(tmp_path, "a") == [1, 2]
+    assert read_past(tmp_path, "a").cut_bytes == 0
+
+
 def test_a_disk_that_stays_full_ends_the_run_with_one_sentence(made, monkeypatch):
     monkeypatch.setattr(segment_log, "RETRY_EVERY_S", 0.01)
     monkeypatch.setattr(segment_log, "RETRY_S", 0.05)

@@ -11,8 +11,10 @@ from resumed_runs import Life, plan_of
 
 from swift_rlx.errors import CheckpointError
 from swift_rlx.scheduler import generation, pickup, ready, replay, scheduler
-from swift_rlx.scheduler.journal_entries import Dropped, PickedUp
-from swift_rlx.types import Fate
+from swift_rlx.scheduler.capacity import CapacityCounts
+from swift_rlx.scheduler.journal_entries import Admitted, Dropped, PickedUp
+from swift_rlx.scheduler.resume import RolloutState
+from swift_rlx.types import DropReason, Fate, PolicyVersion
 
 FAST_CRASHES, ALL_CRASHES = 70, 1000
 MOST_CRASHES = 600
@@ -90,6 +92,16 @@ def test_a_run_that_filled_waits_does_not_resume_without_a_store():
         CheckpointError, match=r"a stored batch was trained at optimizer step .* --fill_the_wait"
     ):
         life.live([])
+
+
+@pytest.mark.parametrize(
+    ("reason", "fate"), [(DropReason.NO_SPREAD, Fate.REJECTED), (DropReason.TOO_FEW_SCORED, Fate.FAILED)]
+)
+def test_tokens_of_dropped_groups_have_the_fate_that_they_had_before_the_crash(reason, fate):
+    saved = RolloutState(PolicyVersion(), 2, CapacityCounts(), (), 0, {}, 0, {}, {}, 0, 0, {})
+    after = replay.advance(saved, [Admitted(0, 0, 0), Dropped(0, reason, 31)])
+    assert {one: count for one, count in after.tokens.items() if count} == {fate: 31}
+    assert (after.dropped, after.capacity.dropped) == ({reason: 1}, 1)
 
 
 @pytest.mark.slow

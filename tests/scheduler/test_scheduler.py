@@ -12,6 +12,7 @@ from small_run import settings, train
 from swift_rlx.backends import WeightUpdate
 from swift_rlx.errors import BackendTimeout, ConfigError, SchedulingError, StalenessError
 from swift_rlx.scheduler import GroupOutcome, IterableSource, PromptFeed, RolloutScheduler
+from swift_rlx.scheduler.routing import Router
 from swift_rlx.testing.fake_backend import ConstantLatency, FakeBackend, FakeScript
 from swift_rlx.testing.virtual_clock import run_virtual
 from swift_rlx.types import Fate, PolicyVersion, Score
@@ -65,6 +66,19 @@ def test_a_prompt_is_admitted_only_after_the_weights_are_live():
     train(settings(max_staleness=0), backends, count=4)
     # Generation 1 s, training 1 s, publishing 5 s.
     assert sent == [(0, 0.0), (1, 0.0), (2, pytest.approx(7.0)), (3, pytest.approx(7.0))]
+
+
+def test_the_pace_of_a_worker_is_that_of_the_tokens_that_it_made(monkeypatch):
+    measured = []
+    monkeypatch.setattr(
+        Router, "measured", lambda self, worker, mark, tokens, seconds: measured.append(tokens)
+    )
+
+    def every_other(request, count):
+        return np.arange(count) % 2 == 0
+
+    train(settings(), lambda: [worker(sampled=every_other)], count=4)
+    assert measured == [5] * 4, "of 10 tokens each, the others from an environment"
 
 
 def test_the_rest_of_the_prompts_makes_a_smaller_last_batch():

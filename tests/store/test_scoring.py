@@ -149,6 +149,12 @@ def test_another_version_is_computed_again_and_the_recipe_is_kept(tmp_path):
     assert len(GroupBatches(store.snapshot(), BatchRules(9)).take(0)) == 4
 
 
+def test_rewards_on_the_scale_of_a_run_are_not_made_again_as_a_plain_sum(tmp_path):
+    snapshot = a_store(tmp_path, recipe="zscore of the run: 0.5*length@2").snapshot()
+    with pytest.raises(StoreError, match=r"'zscore of the run: 0.5\*length@2', whose scale .* store score"):
+        current_recipe(snapshot, stored_versions(snapshot), {"length": "3"})
+
+
 def test_a_row_that_a_source_gives_no_value_is_unscored_and_not_asked_again(tmp_path):
     store = a_store(tmp_path)
     recipe = Recipe((Source("some", "1"),))

@@ -11,6 +11,7 @@ from answered_store import answered_group, answered_store
 from swift_rlx.errors import StoreError
 from swift_rlx.store import GroupFilter, StoredGroup, TrajectoryStore
 from swift_rlx.store.compaction import compact
+from swift_rlx.store.recipe import Source
 from swift_rlx.store.trainable import SourceScores, TrainableGroups, sources_of
 from swift_rlx.types import RewardPart
 
@@ -99,10 +100,19 @@ def test_scores_are_on_one_scale_and_a_negative_weight_turns_them(tmp_path):
 def test_without_named_sources_the_reward_is_the_score(tmp_path):
     snapshot = TrajectoryStore.open(answered_store(tmp_path / "s", 1)).snapshot()
     assert SourceScores(snapshot, "").of(0.25, ()) == [0.25]
-    assert [(one.name, one.version, one.weight) for one in sources_of("a@1+b@2")] == [
-        ("a", "1", 1),
-        ("b", "2", 1),
-    ]
+    assert sources_of("a@1+b@2") == (Source("a", "1"), Source("b", "2"))
+    assert SourceScores(snapshot, "by hand: good ones").of(0.25, ()) == [0.25]
+
+
+@pytest.mark.parametrize("how", ["weighted", "zscore of the run", "group of the run, ensemble uwo:0.5"])
+def test_the_sources_of_a_run_are_found_whatever_scale_it_kept(tmp_path, how):
+    recipe = f"{how}: 1*length@1 + 0.25*accuracy@2 + -1e-05*cost@3"
+    expected = (Source("length", "1"), Source("accuracy", "2", 0.25), Source("cost", "3", -1e-5))
+    assert sources_of(recipe) == expected
+    groups = [StoredGroup(answered_group(one, rewards=(3.0, 1.0)).group, recipe=recipe) for one in range(2)]
+    snapshot = TrajectoryStore.open(filled(tmp_path / "s", groups)).snapshot()
+    found = SourceScores(snapshot, recipe).of(0.5, (RewardPart("length", 3.0, "1"),))
+    assert found == pytest.approx([1.0, math.nan, math.nan], nan_ok=True)
 
 
 def test_tokens_of_another_tokenizer_are_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from swift_rlx.errors import CheckpointError, ConfigError, StoreError
 from swift_rlx.store import BatchRules, GroupFilter, StoredGroup, TrajectoryStore
+from swift_rlx.trainers import stored_prompts as stored_prompts_of_run
 from swift_rlx.trainers.hybrid_run import HybridPlan, HybridRun, Restart
 from swift_rlx.trainers.rollout_rows import Origin
 from swift_rlx.trainers.store_sealing import FreshBatch, RunFacts, ScoredMember, recipe_of
@@ -98,6 +99,28 @@ def test_fresh_and_stored_batches_alternate_and_what_trained_least_comes_first(t
     [one] = list(snapshot.groups([0]))
     assert (one.engine, one.recipe, one.texts) == ("fake", RECIPE, ("0/0", "0/1"))
     assert [member.score.reward for member in one.group.members] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "max_age", "warns"), [([], None, False), ([9], None, True), ([9], 5, False)]
+)
+def test_answers_behind_other_tokens_than_a_run_makes_of_their_prompts_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, prefix: list[int], max_age: int | None, warns: bool
+) -> None:
+    undisturbed(tmp_path, 1)
+
+    def encode(prompt: Prompt) -> Any:
+        assert prompt.columns["messages"]
+        return np.array([*prefix, prompt.index], np.int32)
+
+    stored_prompts_of_run.logger.addHandler(caplog.handler)
+    try:
+        HybridRun(plan(tmp_path, max_age=max_age, encode=encode), RECIPE).close()
+    finally:
+        stored_prompts_of_run.logger.removeHandler(caplog.handler)
+    [writer] = TrajectoryStore.open(tmp_path).sealed()
+    told = [one.getMessage() for one in caplog.records if "made behind other tokens" in one.getMessage()]
+    assert [f"of {writer}, " in text for text in told] == [True] * warns
 
 
 @pytest.mark.parametrize("killed_at", [3, 4, 5])

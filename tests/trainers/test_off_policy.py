@@ -106,6 +106,27 @@ def test_where_the_policy_has_not_moved_each_tokens_gradient_is_weighted(
         assert not gradient.equal(loss_and_gradient(trainer, proximal, made, None)[1])
 
 
+@TRAINERS
+def test_what_stands_where_no_token_trains_is_not_read(trainer: type, proximal: torch.Tensor) -> None:
+    made = batch(proximal, 0.0)
+    made.loss_mask = made.loss_mask.clone()
+    made.loss_mask[0] = False
+    expected = loss_and_gradient(trainer, proximal, made, None)
+    found = loss_and_gradient(trainer, proximal.where(made.loss_mask, math.nan), made, None)
+    assert found[0].equal(expected[0])
+    assert found[1].equal(expected[1])
+    assert not expected[1][~made.loss_mask].any()
+
+
+def test_a_batch_of_which_nothing_trains_has_a_gradient_of_zero(proximal: torch.Tensor) -> None:
+    made = batch(proximal, 0.0)
+    made.loss_mask = torch.zeros_like(made.loss_mask)
+    for trainer in (RLOOTrainer, ReinforcePPTrainer):
+        loss, gradient = loss_and_gradient(trainer, proximal, made, None)
+        assert loss == 0
+        assert not gradient.any()
+
+
 def test_no_gradient_flows_into_the_weights(proximal: torch.Tensor, drift: torch.Tensor) -> None:
     current = proximal.clone().requires_grad_()
     filters: dict[str, Any] = {"sequence_mask_delta": 0.1, "k3_max": 0.5}

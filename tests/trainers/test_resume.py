@@ -3,13 +3,16 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from runs import train, weights
 
+from swift_rlx.algorithms import EMABaseline
 from swift_rlx.errors import CheckpointError, ConfigError
+from swift_rlx.trainers.reinforce_pp import ReinforcePPTrainer
 from swift_rlx.trainers.resume import sample_digest
 
 STEPS = 6
@@ -38,6 +41,15 @@ def run(model: Path, data: Path, output: Path, **changes: Any) -> Recorder:
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS}
     train(model, data, output, reward_funcs=[recorder], **saving | changes)
     return recorder
+
+
+def test_a_checkpoint_without_a_running_mean_is_refused_by_a_run_that_needs_one() -> None:
+    trainer = SimpleNamespace(ema_baseline=EMABaseline(0.9))
+    with pytest.raises(CheckpointError, match=r"trained without --group_baseline ema .* drop the flag"):
+        ReinforcePPTrainer.load_algorithm_state(trainer, {})
+    ReinforcePPTrainer.load_algorithm_state(trainer, {"ema_baseline": {"value": 0.5}})
+    assert trainer.ema_baseline.value == 0.5
+    ReinforcePPTrainer.load_algorithm_state(SimpleNamespace(ema_baseline=None), {})
 
 
 VARIANTS = {

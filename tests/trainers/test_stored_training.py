@@ -16,6 +16,7 @@ import torch
 from pipeline_runs import ASYNC, PLUGIN, PickedUp
 
 from swift_rlx.store import Snapshot, TrajectoryStore
+from swift_rlx.trainers import hybrid_run, stored_prompts
 from swift_rlx.trainers.group_scoring import GroupScorer
 from swift_rlx.trainers.rollout_rows import Origin
 from swift_rlx.trainers.stored_batches import UNKNOWN_AGE
@@ -168,10 +169,13 @@ def test_stored_groups_join_the_step_that_waits_with_the_gradient_that_they_shou
     # The learning rate makes a policy of the first run that the second one is far from.
     pipeline_runs.train(tiny_model, rows, tmp_path / "first", learning_rate=0.1, **same)
     picked_up.batches.clear()
+    compare, compared = stored_prompts.warn_of_other_prompts, []
+    monkeypatch.setattr(hybrid_run, "warn_of_other_prompts", lambda *both: compared.append(compare(*both)))
     make_scores_slow(monkeypatch)
     added = watch_fills(monkeypatch)
     pipeline_runs.train(tiny_model, rows, tmp_path / "second", fill_the_wait=True, beta=0.0, **same)
 
+    assert compared == [[]], "the prompts of the first run are what the second one makes of their messages"
     fills = [batch for batch in picked_up.batches if batch.origin is Origin.FILL]
     assert len(fills) == len(added) > 0
     assert all(len(batch.rows) == GROUP_SIZE for batch in fills), "a part of a generation batch"

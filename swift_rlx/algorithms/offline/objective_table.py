@@ -45,7 +45,7 @@ def resolve_auto(*, has_rewards: bool, has_behavior_logprobs: bool) -> str:
     """What `--offline_objective auto` is for a store: importance weights if it has log-probs, else imitation.
 
     Raises:
-        ConfigError: the store has neither rewards nor log-probs to go by.
+        ConfigError: the store has no rewards.
     """
     if not has_rewards:
         raise ConfigError(
