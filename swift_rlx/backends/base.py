@@ -62,6 +62,11 @@ class GenerationRequest:
     submit_s: float = 0.0
     prefix: Chunk | None = None
 
+    @property
+    def tokens_to_read(self) -> int:
+        """Before the first new token."""
+        return len(self.prompt.token_ids) + (0 if self.prefix is None else self.prefix.num_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Health:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from swift_rlx.types import Chunk, Completion
 
+Record = TypeVar("Record", Completion, Chunk)
 OnProgress = Callable[[Chunk], None]
 """Takes new tokens of an answer. One without tokens says only that the answer is where it was."""
 
@@ -62,6 +64,16 @@ class Draft:
         if len(self._chunks) > 1:
             self._chunks = [joined(self._chunks)]
         return self._chunks[0] if self.num_tokens else None
+
+
+def as_arrays(record: Record) -> Record:
+    """With the arrays that it should have: lists and other integers do too, as long as they say the same."""
+    return replace(
+        record,
+        token_ids=np.asarray(record.token_ids, np.int32),
+        logprobs=np.asarray(record.logprobs, np.float32),
+        policy_steps=np.asarray(record.policy_steps, np.int32),
+    )
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:

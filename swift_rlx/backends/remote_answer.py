@@ -13,8 +13,9 @@ from typing import Annotated, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from swift_rlx.backends.progress import joined
 from swift_rlx.errors import BackendRejected, BackendUnavailable, WeightsLost
-from swift_rlx.types import Completion, FinishReason, FloatArray, IntArray, PolicyVersion
+from swift_rlx.types import Chunk, Completion, FinishReason, FloatArray, IntArray, PolicyVersion
 
 Kind = TypeVar("Kind")
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -46,6 +47,15 @@ def text_scores(values: Sequence[float | None]) -> FloatArray:
     return np.array(found, np.float32)
 
 
+class EventFault(Exception):
+    """A server's event says that the answer has failed. `status` and `body`: of a reply that would say so."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"an event that stands for status {status}")
+        self.status = status
+        self.body = body
+
+
 class Span(NamedTuple):
     """Tokens `start` up to below `end` were made by the weights with this label."""
 
@@ -63,6 +73,22 @@ class WireAnswer:
     finish_reason: FinishReason
     spans: Sequence[Span] | None = None
     label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WirePiece:
+    """What a server says in one event of an answer; its end and the `spans` come with the last one.
+
+    `so_far`: how many tokens the answer has with this event, from a server that may repeat those of earlier ones; None:
+    all of its tokens are new.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason | None = None
+    spans: Sequence[Span] | None = None
+    label: str | None = None
+    so_far: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,68 +130,87 @@ class Expected:
 
 
 class Times(NamedTuple):
-    """Seconds of the run's clock."""
+    """Seconds of the run's clock. `first_token`: when it came; None: there was none."""
 
     submit: float
     start: float
+    first_token: float | None
     finish: float
 
 
-def completion(answer: WireAnswer, expected: Expected, times: Times) -> Completion:
-    """The record.
+def completion(
+    answer: WireAnswer, expected: Expected, times: Times, behind: Chunk | None = None
+) -> Completion:
+    """The record; `behind`: the tokens of earlier attempts with which it begins.
 
     Raises `BackendUnavailable` for an answer that no sound server gives, `BackendRejected` for one whose log-probs are
     missing or miscounted, and `WeightsLost` for one of weights that we did not publish.
     """
-    _check_tokens(answer, expected)
-    steps = _steps(answer, expected)
+    if not answer.token_ids and answer.finish_reason is not FinishReason.ABORT:
+        raise BackendUnavailable(f"{expected.url} gave an answer without a token")
+    check_tokens(answer.token_ids, answer.logprobs, expected)
+    begin = 0 if behind is None else behind.end
+    made = Chunk(
+        begin,
+        np.array(answer.token_ids, np.int32),
+        np.array(answer.logprobs, np.float32),
+        _steps(answer, expected),
+    )
+    whole = made if behind is None else joined([behind, made])
     return Completion(
-        token_ids=np.array(answer.token_ids, np.int32),
-        logprobs=np.array(answer.logprobs, np.float32),
-        policy_steps=steps,
+        token_ids=whole.token_ids,
+        logprobs=whole.logprobs,
+        policy_steps=whole.policy_steps,
         finish_reason=answer.finish_reason,
         incarnation=expected.served.incarnation,
         worker=expected.url,
         submit_s=times.submit,
         start_s=times.start,
-        first_token_s=times.finish,  # the answer came in one piece
+        first_token_s=times.finish if times.first_token is None else times.first_token,
         finish_s=times.finish,
     )
 
 
-def _check_tokens(answer: WireAnswer, expected: Expected) -> None:
-    url, count = expected.url, len(answer.token_ids)
-    if not count and answer.finish_reason is not FinishReason.ABORT:
-        raise BackendUnavailable(f"{url} gave an answer without a token")
-    if count > expected.max_tokens:
-        raise BackendUnavailable(f"{url} gave {count} tokens, where {expected.max_tokens} were asked for")
-    if count and not 0 <= min(answer.token_ids) <= max(answer.token_ids) < expected.vocabulary:
+def check_tokens(
+    token_ids: Sequence[int], logprobs: Sequence[float], expected: Expected, before: int = 0
+) -> None:
+    """Raise as `completion` does for these tokens behind the first `before` ones of the answer."""
+    url, count = expected.url, len(token_ids)
+    if before + count > expected.max_tokens:
         raise BackendUnavailable(
-            f"{url} gave token ids from {min(answer.token_ids)} to {max(answer.token_ids)}; the model that is trained"
+            f"{url} gave {before + count} tokens, where {expected.max_tokens} were asked for"
+        )
+    if count and not 0 <= min(token_ids) <= max(token_ids) < expected.vocabulary:
+        raise BackendUnavailable(
+            f"{url} gave token ids from {min(token_ids)} to {max(token_ids)}; the model that is trained"
             f" has 0 to {expected.vocabulary - 1}: does the server run another one?"
         )
-    if len(answer.logprobs) != count:
-        raise BackendRejected(f"{url} gave {len(answer.logprobs)} log-probs for {count} tokens").losing(count)
-    if bad := [one for one in answer.logprobs if not NO_LOGPROB < one <= ROUNDING]:
+    if len(logprobs) != count:
+        words = f"{url} gave {len(logprobs)} log-probs for {count} tokens"
+        raise BackendRejected(words).losing(before + count)
+    if bad := [one for one in logprobs if not NO_LOGPROB < one <= ROUNDING]:
         raise BackendRejected(
             f"{url} gave {len(bad)} log-probs that are none, such as {bad[0]:g}, for {count} tokens"
-        ).losing(count)
+        ).losing(before + count)
+
+
+def check_label(label: str | None, expected: Expected) -> None:
+    """Raise `WeightsLost` where a server names other weights than those that all of an answer has to be of."""
+    if label is None:
+        return
+    found = _ours(label, expected)
+    if not expected.is_pinned and found != expected.served:
+        raise WeightsLost(
+            f"{expected.url} answered with weights {found}, and {expected.served} is what it acknowledged: its weights"
+            " were changed by somebody else"
+        )
 
 
 def _steps(answer: WireAnswer, expected: Expected) -> IntArray:
     """Optimizer step of the weights behind each token."""
     count, served = len(answer.token_ids), expected.served
-    if expected.is_pinned:
-        if answer.label is not None:
-            _ours(answer.label, expected)
-        return np.full(count, served.step, np.int32)
-    if answer.spans is None:
-        found = served if answer.label is None else _ours(answer.label, expected)
-        if found != served:
-            raise WeightsLost(
-                f"{expected.url} answered with weights {found}, and {served} is what it acknowledged: its weights were"
-                " changed by somebody else"
-            )
+    if expected.is_pinned or answer.spans is None:
+        check_label(answer.label, expected)
         return np.full(count, served.step, np.int32)
     steps = np.full(count, -1, np.int32)
     for span in answer.spans:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swift_rlx.backends.remote_answer import WireAnswer
+from swift_rlx.backends.remote_answer import WirePiece
 from swift_rlx.backends.remote_endpoint import Endpoint
 from swift_rlx.backends.remote_http import Call, HttpClient
 from swift_rlx.backends.weights import WeightKind
@@ -16,6 +16,8 @@ from swift_rlx.types import FloatArray, IntArray, SamplingParams
 ANSWER_BYTES = 1 << 16
 TOKEN_BYTES = 1 << 10
 """An answer has at most `ANSWER_BYTES` and this much a token: four times what servers send."""
+STREAM_TOKENS = 16
+"""Tokens that a server sends in one event after the first; more of them cost less, fewer are lost with a server."""
 
 
 class ServerKind(enum.Enum):
@@ -121,7 +123,7 @@ class Generation:
 
     @property
     def max_bytes(self) -> int:
-        """That the answer can have."""
+        """That an event of the answer can have: some servers repeat in each what came before."""
         return ANSWER_BYTES + TOKEN_BYTES * self.sampling.max_tokens
 
 
@@ -136,10 +138,13 @@ class Dialect(Protocol):
         """Which."""
 
     def generation(self, one: Generation) -> Call:
-        """Ask for an answer in one piece. An answer in chunks would be a second method."""
+        """Ask for an answer in events."""
 
-    def answer(self, body: bytes) -> WireAnswer:
-        """Read it."""
+    def piece(self, data: bytes) -> WirePiece:
+        """Read one of them. Raises `EventFault` for one that says that the answer has failed."""
+
+    def goes_on(self, sampling: SamplingParams) -> bool:
+        """Whether tokens count in the prompt as if the server had made them; only then it can go on behind some."""
 
     def aborting(self, wire_ids: Collection[str]) -> Sequence[Call]:
         """End these answers; each then comes with the tokens that it has."""
@@ -173,5 +178,10 @@ class Dialect(Protocol):
     async def drop_adapter(self, client: HttpClient, label: str) -> None:
         """Forget one that no answer uses."""
 
-    async def take_weights(self, client: HttpClient, label: str, directory: str) -> None:
-        """Replace all weights; from then on they are called `label`."""
+    async def take_weights(
+        self, client: HttpClient, label: str, directory: str, begin: Callable[[], None]
+    ) -> None:
+        """Replace all weights; from then on they are called `label`.
+
+        `begin` is called when the server has them, before it makes any token by them.
+        """

@@ -6,17 +6,21 @@ import asyncio
 import os
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 import aiohttp
 import msgspec
 
+from swift_rlx.backends.remote_answer import EventFault, NoAnswer
 from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint, unused_proxies
+from swift_rlx.backends.remote_events import EventReader
 from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WorkerAbsent
 
 CONNECT_LIMIT_S = 10.0
 SMALL_BYTES = 1 << 20
+EVENTS = "text/event-stream"
 MAX_WORDS = 500
 """Characters of a server's own words in an error."""
 MAX_RETRY_AFTER_S = 300.0
@@ -62,6 +66,17 @@ class HttpClient:
 
         Raises `WorkerAbsent` where nobody listens, and `BackendUnavailable` for every other failure of the way.
         """
+        return await self._exchange(call)
+
+    async def follow(self, call: Call, take: Callable[[bytes], None]) -> Reply:
+        """Ask for a stream of events; `take` gets the data of each as it comes, and the reply has none of it.
+
+        A reply without success has its body. Raises as `ask`, what `take` raises, and `NoAnswer` for a success that is
+        no such stream or has an event of more than `max_bytes`.
+        """
+        return await self._exchange(call, take)
+
+    async def _exchange(self, call: Call, take: Callable[[bytes], None] | None = None) -> Reply:
         if self._is_closed:
             raise BackendUnavailable(f"the connection to {self.endpoint.url} is closed")
         try:
@@ -71,9 +86,13 @@ class HttpClient:
                 data=None if call.body is None else msgspec.json.encode(call.body),
                 allow_redirects=False,
             ) as response:
-                body = await self._read(response, call)
+                if take is not None and 200 <= response.status < 300:
+                    await self._follow(response, call, take)
+                    body = b""
+                else:
+                    body = await self._read(response, call)
                 return Reply(response.status, body, _retry_after(response.headers.get("Retry-After")))
-        except BackendError:  # which is an OSError too
+        except (BackendError, NoAnswer, EventFault):  # an OSError and a ValueError among them
             raise
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
             raise self._failure(error) from error
@@ -144,6 +163,16 @@ class HttpClient:
                 )
             parts.append(part)
         return b"".join(parts)
+
+    async def _follow(
+        self, response: aiohttp.ClientResponse, call: Call, take: Callable[[bytes], None]
+    ) -> None:
+        if response.content_type != EVENTS:
+            raise NoAnswer(f"it answered with {response.content_type[:40]!r}, where {EVENTS!r} was asked for")
+        events = EventReader(call.max_bytes)
+        async for part in response.content.iter_any():
+            for data in events.feed(part):
+                take(data)
 
     def _failure(self, error: Exception) -> BackendError:
         url = self.endpoint.url

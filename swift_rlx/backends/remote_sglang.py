@@ -1,6 +1,7 @@
 """SGLang's server: `python -m sglang.launch_server`. Written from its documentation, and not run.
 
-    answers    /generate with `input_ids` and `return_logprob`
+    answers    /generate with `input_ids`, `return_logprob` and `stream`; an event repeats what came before it, unless
+               the server was started with --incremental-streaming-output
     adapters   /load_lora_adapter, a new name for each version; /update_weight_version, by which a server that was
                started again is told from the one that was given the adapter
     weights    /update_weights_from_disk with a `weight_version`, while no answer is in flight
@@ -11,14 +12,24 @@ weights: full weights wait for answers in flight, and an answer under an adapter
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from swift_rlx.backends.remote_answer import NO_LOGPROB, NoAnswer, TokenId, WireAnswer, decode, text_scores
+from swift_rlx.backends.remote_answer import (
+    NO_LOGPROB,
+    Count,
+    EventFault,
+    NoAnswer,
+    TokenId,
+    WirePiece,
+    decode,
+    text_scores,
+)
 from swift_rlx.backends.remote_dialect import (
     ANSWER_BYTES,
+    STREAM_TOKENS,
     TOKEN_BYTES,
     Ability,
     Generation,
@@ -48,7 +59,8 @@ class _Finish(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
-    finish_reason: _Finish
+    finish_reason: _Finish | None = None
+    completion_tokens: Count | None = None
     output_token_logprobs: list[_Pair] = []
     output_top_logprobs: list[list[_Pair] | None] = []
     input_token_logprobs: list[_Pair] = []
@@ -57,6 +69,11 @@ class _Meta(msgspec.Struct):
 
 class _Generated(msgspec.Struct):
     meta_info: _Meta
+
+
+class _Event(msgspec.Struct):
+    meta_info: _Meta | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _ServerInfo(msgspec.Struct):
@@ -76,18 +93,30 @@ class SglangDialect:
 
     def generation(self, one: Generation) -> Call:
         """As `Dialect.generation`."""
-        return self._asking(one, {})
+        return self._asking(one, {"stream": True})
 
-    def answer(self, body: bytes) -> WireAnswer:
-        """As `Dialect.answer`. Log-probs come in pairs with the ids as sampled, the last one included."""
-        meta = decode(body, _Generated).meta_info
+    def piece(self, data: bytes) -> WirePiece:
+        """As `Dialect.piece`. Log-probs come in pairs with the ids as sampled, the last one included.
+
+        Once it has begun to answer, all that SGLang has to say against a request is an event.
+        """
+        event = decode(data, _Event)
+        if bytes(event.error) != b"null":
+            raise EventFault(400, data)
+        if (meta := event.meta_info) is None:
+            raise NoAnswer("an event of it says nothing of an answer")
         try:
-            reason = FinishReason(meta.finish_reason.type)
+            reason = None if meta.finish_reason is None else FinishReason(meta.finish_reason.type)
         except ValueError:
             raise NoAnswer(f"it ended an answer by {meta.finish_reason.type[:40]!r}") from None
         pairs = meta.output_token_logprobs
         logprobs = [NO_LOGPROB if one.logprob is None else one.logprob for one in pairs]
-        return WireAnswer([one.token_id for one in pairs], logprobs, reason, None, meta.weight_version)
+        so_far = len(pairs) if meta.completion_tokens is None else meta.completion_tokens
+        return WirePiece([one.token_id for one in pairs], logprobs, reason, None, meta.weight_version, so_far)
+
+    def goes_on(self, sampling: SamplingParams) -> bool:
+        """As `Dialect.goes_on`. Its penalty is of what it makes itself."""
+        return sampling.repetition_penalty == 1
 
     def aborting(self, wire_ids: Collection[str]) -> Sequence[Call]:
         """As `Dialect.aborting`."""
@@ -164,10 +193,13 @@ class SglangDialect:
         """As `Dialect.drop_adapter`."""
         await client.ask(Call("POST", "/unload_lora_adapter", {"lora_name": label}))
 
-    async def take_weights(self, client: HttpClient, label: str, directory: str) -> None:
-        """As `Dialect.take_weights`."""
+    async def take_weights(
+        self, client: HttpClient, label: str, directory: str, begin: Callable[[], None]
+    ) -> None:
+        """As `Dialect.take_weights`. There is no answer in flight that could go on by them."""
         update = {"model_path": directory, "weight_version": label, "flush_cache": True}
         await client.body_of(Call("POST", "/update_weights_from_disk", update))
+        begin()
 
     def _asking(self, one: Generation, extra: Mapping[str, Any], max_bytes: int | None = None) -> Call:
         sampling = one.sampling
@@ -182,6 +214,7 @@ class SglangDialect:
             "sampling_seed": sampling.seed,
             "stop": sampling.stop,
             "stop_token_ids": sampling.stop_token_ids,
+            "stream_interval": STREAM_TOKENS,
             **({"logit_bias": bias} if bias else {}),
         }
         body = {

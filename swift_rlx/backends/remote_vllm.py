@@ -1,46 +1,33 @@
 """vLLM's server: `vllm serve`, or `python -m vllm.entrypoints.openai.api_server`.
 
-    answers    /inference/v1/generate, which says for each token by which weights it was made (`--enable-scale-out`)
+    answers    /inference/v1/generate, which says for each token by which weights it was made (`--enable-scale-out`):
+               `remote_vllm_answers.py`
     adapters   /v1/load_lora_adapter, a new name for each version (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)
     weights    /pause, /start_weight_update, /update_weights, ... with our transfer `rlx_file`, whose server side is
                this package's plugin for vLLM (VLLM_SERVER_DEV_MODE=1)
 
-An adapter is not replaced in its place: the server would then read it from its files again with every step. And
-/v1/completions is not used: it does not say which weights made a token, and has no tokens of an answer that is ended.
+An adapter is not replaced in its place: the server would then read it from its files again with every step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from swift_rlx.backends.remote_answer import Count, NoAnswer, Span, TokenId, WireAnswer, decode, text_scores
-from swift_rlx.backends.remote_dialect import (
-    ANSWER_BYTES,
-    TOKEN_BYTES,
-    Ability,
-    Generation,
-    ServerFacts,
-    ServerKind,
-    Standing,
-)
+from swift_rlx.backends.remote_answer import decode
+from swift_rlx.backends.remote_dialect import Ability, ServerFacts, Standing
 from swift_rlx.backends.remote_http import Call, HttpClient
+from swift_rlx.backends.remote_vllm_answers import GENERATE, VllmAnswers
 from swift_rlx.backends.vllm_plugin import FILE_TRANSFER
 from swift_rlx.backends.vllm_weight_files import weight_files
 from swift_rlx.backends.weights import WeightKind
 from swift_rlx.errors import BackendError, BackendUnavailable, BackendUnfit
-from swift_rlx.types import FinishReason, FloatArray, IntArray, SamplingParams
 
-GENERATE = "/inference/v1/generate"
 LOAD_ADAPTER = "/v1/load_lora_adapter"
 NOWHERE = "/a-folder-that-is-nowhere"
-BARRED = -1e9
-"""Added to the logit of a token that is not to be sampled; JSON has no infinity."""
-TOPS = 10
 MODELS_BYTES = 16 << 20
 BROKEN = "rlx-broken"
 """Label of weights after an update that failed."""
@@ -50,41 +37,6 @@ PAUSED_TRIES, PAUSED_WAIT_S = 20, 0.5
 DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 RUNTIME_LORA = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
 TRANSFER_FLAG = f"""--weight-transfer-config '{{"backend":"{FILE_TRANSFER}"}}'"""
-
-
-class _Top(msgspec.Struct):
-    token_id: TokenId
-    logprob: float
-
-
-class _Entry(_Top):
-    top_logprobs: list[_Top] = []
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_Entry]
-
-
-class _Span(msgspec.Struct):
-    version: str
-    start: Count
-    end: Count
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[TokenId]
-    logprobs: _Logprobs
-    finish_reason: str
-    weight_versions: list[_Span] | None = None
-
-
-class _PromptLogprob(msgspec.Struct):
-    logprob: float
-
-
-class _Generated(msgspec.Struct):
-    choices: list[_Choice]
-    prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
 
 
 class _Version(msgspec.Struct):
@@ -107,61 +59,8 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class VllmDialect:
+class VllmDialect(VllmAnswers):
     """A `Dialect`."""
-
-    kind = ServerKind.VLLM
-
-    def generation(self, one: Generation) -> Call:
-        """As `Dialect.generation`."""
-        return self._asking(one, {"logprobs": 0})
-
-    def answer(self, body: bytes) -> WireAnswer:
-        """As `Dialect.answer`."""
-        choice = _only_choice(decode(body, _Generated))
-        entries = choice.logprobs.content
-        if [one.token_id for one in entries] != choice.token_ids[: len(entries)]:
-            raise NoAnswer("its log-probs are of other tokens than its answer")
-        try:
-            reason = FinishReason(choice.finish_reason)
-        except ValueError:
-            raise NoAnswer(f"it ended an answer by {choice.finish_reason[:40]!r}") from None
-        spans = [Span(one.version, one.start, one.end) for one in choice.weight_versions or ()]
-        return WireAnswer(choice.token_ids, [one.logprob for one in entries], reason, spans)
-
-    def aborting(self, wire_ids: Collection[str]) -> Sequence[Call]:
-        """As `Dialect.aborting`."""
-        ids = [f"generate-tokens-{wire_id}" for wire_id in wire_ids]
-        return [Call("POST", "/inference/v1/abort_requests", {"request_ids": ids})]
-
-    def top_logprobs(self, one: Generation) -> Call:
-        """As `Dialect.top_logprobs`."""
-        return self._asking(one, {"logprobs": TOPS})
-
-    def tops(self, body: bytes) -> Mapping[int, float]:
-        """As `Dialect.tops`."""
-        entries = _only_choice(decode(body, _Generated)).logprobs.content
-        if not entries:
-            raise NoAnswer("it gave no log-prob")
-        tops: list[_Top] = [*entries[0].top_logprobs, entries[0]]
-        return {one.token_id: one.logprob for one in tops}
-
-    def scoring(self, token_ids: IntArray, adapter: str | None) -> Call:
-        """As `Dialect.scoring`."""
-        one = Generation("", token_ids, SamplingParams(max_tokens=1), adapter)
-        size = ANSWER_BYTES + TOKEN_BYTES * len(token_ids)
-        return self._asking(one, {"logprobs": 0, "prompt_logprobs": 0}, size)
-
-    def scores(self, body: bytes, token_ids: IntArray) -> FloatArray:
-        """As `Dialect.scores`."""
-        found = decode(body, _Generated).prompt_logprobs or []
-        if len(found) != len(token_ids):
-            raise NoAnswer(f"it scored {len(found)} of {len(token_ids)} tokens")
-        scores = [
-            position[str(token)].logprob if position is not None and str(token) in position else None
-            for token, position in zip(token_ids[1:].tolist(), found[1:], strict=True)
-        ]
-        return text_scores(scores)
 
     async def facts(
         self, client: HttpClient, model: str, root: str, max_model_len: int | None
@@ -209,7 +108,9 @@ class VllmDialect:
         """As `Dialect.drop_adapter`."""
         await client.ask(Call("POST", "/v1/unload_lora_adapter", {"lora_name": label}))
 
-    async def take_weights(self, client: HttpClient, label: str, directory: str) -> None:
+    async def take_weights(
+        self, client: HttpClient, label: str, directory: str, begin: Callable[[], None]
+    ) -> None:
         """As `Dialect.take_weights`. Answers in flight wait, and go on with their prefix computed anew."""
         count = len(weight_files(Path(directory)))
         update = {"update_info": {"directory": directory, "num_files": count}}
@@ -221,6 +122,7 @@ class VllmDialect:
         except BackendError:
             await self._give_up_update(client)
             raise
+        begin()
         await client.body_of(Call("POST", "/resume"))
 
     async def _start_update(self, client: HttpClient) -> None:
@@ -237,31 +139,6 @@ class VllmDialect:
             await client.ask(Call("POST", "/pause?mode=abort&clear_cache=true"))
         except BackendUnavailable:
             return  # it is gone, and its weights with it
-
-    def _asking(self, one: Generation, extra: Mapping[str, Any], max_bytes: int | None = None) -> Call:
-        sampling = one.sampling
-        bias = {str(token): BARRED for token in sampling.barred_token_ids}
-        parameters = {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "seed": sampling.seed,
-            "stop": sampling.stop,
-            "stop_token_ids": sampling.stop_token_ids,
-            "detokenize": bool(sampling.stop),
-            **({"logit_bias": bias} if bias else {}),
-            **extra,
-        }
-        body = {
-            "token_ids": one.token_ids.tolist(),
-            "sampling_params": parameters,
-            **({"request_id": one.wire_id} if one.wire_id else {}),
-            **({"model": one.adapter} if one.adapter else {}),
-        }
-        return Call("POST", GENERATE, body, max_bytes or one.max_bytes)
 
     async def _is_paused(self, client: HttpClient) -> bool:
         """Without development mode nobody can pause it."""
@@ -295,9 +172,3 @@ class VllmDialect:
         if reply.is_success:
             return None
         return f"install this package beside it and start it with {TRANSFER_FLAG} (it says: {client.words(reply)})"
-
-
-def _only_choice(generated: _Generated) -> _Choice:
-    if len(generated.choices) != 1:
-        raise NoAnswer(f"it gave {len(generated.choices)} answers to one request")
-    return generated.choices[0]

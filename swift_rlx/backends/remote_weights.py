@@ -26,6 +26,8 @@ class RemoteWeights:
 
     def __init__(self, client: HttpClient, needs: ServerNeeds, labels: Labels) -> None:
         self.version: PolicyVersion | None = None
+        self.live: PolicyVersion | None = None
+        """That the server makes tokens by now, where its weights are replaced under answers in flight."""
         self.probe_difference: float | None = None
         """Nats, of the last weights that came with a probe."""
         self._client = client
@@ -93,7 +95,11 @@ class RemoteWeights:
     async def _give(self, dialect: Dialect, version: PolicyVersion, files: WeightFiles) -> None:
         label = self._labels.of(version)
         if files.kind is WeightKind.FULL:
-            await dialect.take_weights(self._client, label, files.directory)
+
+            def begin() -> None:
+                self.live = version
+
+            await dialect.take_weights(self._client, label, files.directory, begin)
             return
         if label in self._loaded and await self.standing(dialect, version) is Standing.SERVED:
             return  # it was loaded before, and the word of it got lost

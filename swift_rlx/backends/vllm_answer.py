@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from swift_rlx.backends.answer_prefix import seed_behind
 from swift_rlx.backends.base import GenerationRequest
 from swift_rlx.backends.progress import joined
-from swift_rlx.backends.vllm_prefix import seed_behind
 from swift_rlx.errors import BackendError, BackendRejected
 from swift_rlx.types import Chunk, Completion, FinishReason, IntArray, PolicyVersion
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from swift_rlx.backends.answer_prefix import text_before, usable_prefix
 from swift_rlx.backends.base import Capabilities, GenerationRequest, Health
 from swift_rlx.backends.engine import Engine, EngineSpec
 from swift_rlx.backends.progress import OnProgress, unwatched
@@ -29,7 +30,6 @@ from swift_rlx.backends.vllm_answer import (
 from swift_rlx.backends.vllm_arguments import EngineArguments, engine_arguments
 from swift_rlx.backends.vllm_contract import check, installed_version, is_supported
 from swift_rlx.backends.vllm_environment import environment
-from swift_rlx.backends.vllm_prefix import text_before, usable_prefix
 from swift_rlx.backends.vllm_processes import ProcessWatch, engine_processes
 from swift_rlx.backends.vllm_weights import VllmWeights
 from swift_rlx.backends.weights import WeightFiles

@@ -3,10 +3,9 @@
     python -m swift_rlx.cluster.host <descriptor of the channel> <name of the worker> <process id of the trainer>
 
 The engine is built in a thread, so that signs of life go out from the first moment. It is taken for lost, and the
-process ends, where building it raises, where one of its calls raises `WorkerDied`, where its `health` does not return
-within the time that an engine may be without a word (`stall_limit.py`), where one that tells of its tokens has requests
-and tells of none for that time, and where it does not come to an end with new weights. The process does not outlive the
-trainer (`trainer_watch.py`).
+process ends, where building it raises, a call of it raises `WorkerDied`, one of its processes is stopped, it says
+nothing for longer than it may (`stall_limit.py`): neither how it is nor, with requests on it, of any tokens; or it does
+not come to an end with new weights. The process does not outlive the trainer (`trainer_watch.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ import sys
 import time
 import traceback
 from collections.abc import Coroutine
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from swift_rlx.backends import Engine, EngineSpec, Health
 from swift_rlx.backends.engine import engine_factory
-from swift_rlx.backends.progress import Draft
+from swift_rlx.backends.progress import Draft, as_arrays
 from swift_rlx.cluster.channel import Channel
 from swift_rlx.cluster.messages import (
     BEAT_S,
@@ -58,12 +55,11 @@ from swift_rlx.cluster.messages import (
     Start,
     ToWorker,
 )
+from swift_rlx.cluster.process_state import STOPPED_S, descendant_stopped_for, resident_mib
 from swift_rlx.cluster.stall_limit import StallLimit
 from swift_rlx.cluster.trainer_watch import end_after
 from swift_rlx.errors import BackendRejected, BackendTimeout, EngineStalled, WorkerDied
-from swift_rlx.types import Chunk, Completion
-
-Record = TypeVar("Record", Completion, Chunk)
+from swift_rlx.types import Chunk
 
 WATCH_S = 2.0
 """Seconds between two questions of the host to its engine."""
@@ -80,6 +76,7 @@ class Host:
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._publishing = asyncio.Lock()
         self._news: dict[int, Draft] = {}
+        self._begun: set[int] = set()
         self._silent_s = 0.0
         self._stall_limit: StallLimit
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -95,12 +92,14 @@ class Host:
             self._engine = await asyncio.to_thread(self._load, start.spec)
         except Exception as error:  # noqa: BLE001 (foreign code)
             return await self._die(error)
-        self._channel.send(Ready(self._engine.capabilities, _note(start.spec)))
+        note = f"{resident_mib()} MiB resident, devices: {', '.join(start.spec.devices) or 'CPU'}"
+        self._channel.send(Ready(self._engine.capabilities, note))
         self._doing = ""
         self._stall_limit = StallLimit(start.stall_limit_s, start.stall_floor_s)
         self._spawn(self._listen())
         self._spawn(self._report())
         self._spawn(self._watch())
+        self._spawn(self._watch_processes())
         return await self._ended
 
     def _load(self, spec: EngineSpec) -> Engine:
@@ -139,6 +138,7 @@ class Host:
         finally:
             del self._calls[call.number]
             self._news.pop(call.number, None)
+            self._begun.discard(call.number)
             self._silent_s = 0.0
         if isinstance(call.body, Close):
             self._end(0)
@@ -146,7 +146,7 @@ class Host:
     async def _answer(self, number: int, body: Body) -> Answer:
         if isinstance(body, Generate):
             answer = await self._engine.generate(body.request, partial(self._told, number))
-            return Generated(_as_arrays(answer))
+            return Generated(as_arrays(answer))
         if isinstance(body, Publish):
             async with self._publishing:
                 await self._publish(body)
@@ -154,7 +154,9 @@ class Host:
         if isinstance(body, AskHealth):
             return Serving((await self._engine.health()).version)
         if isinstance(body, AskLogprobs):
-            return Logprobs(np.asarray(await self._engine.logprobs(body.token_ids), np.float32))
+            values = np.asarray(await self._engine.logprobs(body.token_ids), np.float32)
+            self._stall_limit.word(0.0)
+            return Logprobs(values)
         await self._engine.close()
         return Done()
 
@@ -173,12 +175,22 @@ class Host:
         """Answers that the engine is making."""
         return sum(isinstance(body, Generate) for body, _ in self._calls.values())
 
+    @property
+    def _unread_tokens(self) -> int:
+        """That the engine reads before the first tokens of answers that have none."""
+        return sum(
+            body.request.tokens_to_read
+            for number, (body, _) in self._calls.items()
+            if isinstance(body, Generate) and number not in self._begun
+        )
+
     def _told(self, number: int, chunk: Chunk) -> None:
         """The engine made tokens; they are sent with those of the other answers."""
         self._stall_limit.word(self._silent_s)
         self._silent_s = 0.0
         if number in self._calls:
-            self._news.setdefault(number, Draft(chunk.begin)).add(_as_arrays(chunk))
+            self._begun.add(number)
+            self._news.setdefault(number, Draft(chunk.begin)).add(as_arrays(chunk))
 
     async def _report(self) -> None:
         while True:
@@ -203,17 +215,15 @@ class Host:
 
     async def _watch(self) -> None:
         """Ask the engine how it is, while it is not busy with new weights, and see that it makes tokens."""
-        tick_s, last_s, said = min(WATCH_S, self._stall_limit.seconds / 2), time.monotonic(), ""
+        tick_s, last_s, said = min(WATCH_S, self._stall_limit.seconds() / 2), time.monotonic(), ""
         while True:
             await asyncio.sleep(tick_s)
-            limit_s = self._stall_limit.seconds
+            limit_s = self._stall_limit.seconds(self._unread_tokens)
             elapsed_s, last_s = time.monotonic() - last_s, time.monotonic()
             if self._publishing.locked():
                 self._silent_s = 0.0
                 continue
-            self._silent_s += min(
-                elapsed_s, 2 * tick_s
-            )  # while we were stopped ourselves, it could say nothing
+            self._silent_s += min(elapsed_s, 2 * tick_s)  # stopped ourselves, we would not have heard it
             if self._engine.capabilities.streams and self._num_answers and self._silent_s > limit_s:
                 what = f"the engine made no token of {self._num_answers} answers for {limit_s:g} s"
                 return self._end(await self._die(EngineStalled(what)))
@@ -230,6 +240,12 @@ class Host:
                     said = text
             else:
                 self._stall_limit.answered(time.monotonic() - last_s)
+
+    async def _watch_processes(self) -> None:
+        """See that nobody has stopped one of the engine, whatever that is doing."""
+        found = await descendant_stopped_for(os.getpid(), STOPPED_S)
+        what = f"process {found} of the engine was stopped for {STOPPED_S:g} s"
+        self._end(await self._die(WorkerDied(what)))
 
     async def _healthy_or_publishing(self) -> None:
         asking: asyncio.Future[Health] = asyncio.ensure_future(self._engine.health())
@@ -262,22 +278,6 @@ class Host:
         if not task.cancelled() and (error := task.exception()) is not None:
             traceback.print_exception(error)
             self._end(1)
-
-
-def _as_arrays(record: Record) -> Record:
-    """Lists and other integers do too, as long as they say the same."""
-    return replace(
-        record,
-        token_ids=np.asarray(record.token_ids, np.int32),
-        logprobs=np.asarray(record.logprobs, np.float32),
-        policy_steps=np.asarray(record.policy_steps, np.int32),
-    )
-
-
-def _note(spec: EngineSpec) -> str:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    devices = ", ".join(spec.devices) or "CPU"
-    return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MiB resident, devices: {devices}"
 
 
 async def _main(descriptor: int) -> int:

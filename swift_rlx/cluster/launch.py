@@ -30,7 +30,7 @@ class Launch:
     """How a worker is started. `environment` is laid over that of the trainer.
 
     `silence_limit_s`: how long the process may give no sign of life; `stall_limit_s`: its engine, with requests on it;
-    `stall_floor_s`: the least that this becomes for an engine that is never silent for long.
+    `stall_floor_s`: the least that this becomes once the engine has answered something.
     """
 
     name: str

@@ -69,8 +69,8 @@ class ErrorRecord(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, tag=True, frozen=True):
     """The first message. `sys_path`: the trainer's, so that a factory is found where the trainer finds it.
 
-    `stall_limit_s`: how long the engine may be without a word while it has requests; `stall_floor_s`: the same, where
-    it has shown that it is never silent for long (`stall_limit.py`).
+    `stall_limit_s`: how long the engine may be without a word while it has requests; `stall_floor_s`: the same, once it
+    has answered something (`stall_limit.py`).
     """
 
     spec: EngineSpec

@@ -33,6 +33,7 @@ from swift_rlx.cluster.messages import (
     without_columns,
 )
 from swift_rlx.cluster.probe_trail import ProbeTrail
+from swift_rlx.cluster.stall_limit import FLOOR_S
 from swift_rlx.errors import (
     BackendTimeout,
     BackendUnavailable,
@@ -52,7 +53,11 @@ RESTART_FACTOR = 3.0
 MIN_RESTART_S = 60.0
 """A start after the first may take `RESTART_FACTOR` times as long as that one did, and at least so many seconds."""
 SLOWEST_BYTES_PER_S = 200e6
-"""At which an engine takes weights, beside the time that it may be without a word anyway."""
+"""At which an engine takes weights, beside `PUBLISH_SHARE` of the time that it may be without a word at most;
+`FLOOR_SHARE` is what that becomes once it has answered something."""
+PUBLISH_SHARE = 5 / 9
+FLOOR_SHARE = 1 / 3
+"""25 and 15 of 45 s, so that an engine that hangs is replaced within a minute on a CPU."""
 STALL_LIMIT_S = 45.0
 STALL_LIMIT_ON_CPU_S = 300.0
 """How long an engine may be without a word. It has one between two steps, and on a CPU a step may take minutes."""
@@ -65,8 +70,8 @@ class WorkerProcess:
 
     `run_directory`: where its log `<name>.log` goes. `environment`: laid over the trainer's. `start_limit_s`: how long
     it may take until its engine answers. `silence_limit_s`: without a sign of life for that long it is killed.
-    `stall_limit_s`: so is it where its engine has requests and is without a word for that long, or for less where it
-    never was silent for long (`stall_limit.py`); by default more on a CPU. `close_grace_s`: how long it may take to end
+    `stall_limit_s`: so is it where its engine has requests and is without a word for that long, or for less once it
+    has answered something (`stall_limit.py`); by default more on a CPU. `close_grace_s`: how long it may take to end
     when asked. `probe_difference`: nats, of the last weights that came with a probe. `start_number`: how often it was
     started.
 
@@ -90,7 +95,8 @@ class WorkerProcess:
         self.start_number = 0
         self.probe_difference: float | None = None
         stall_limit_s = stall_limit_s or (STALL_LIMIT_S if spec.devices else STALL_LIMIT_ON_CPU_S)
-        self._launch = Launch(name, spec, self.log, dict(environment or {}), silence_limit_s, stall_limit_s)
+        limits = silence_limit_s, stall_limit_s, max(FLOOR_S, FLOOR_SHARE * stall_limit_s)
+        self._launch = Launch(name, spec, self.log, dict(environment or {}), *limits)
         self._start_limit_s = start_limit_s
         self._close_grace_s = close_grace_s
         self._process: HostedProcess | None = None
@@ -151,7 +157,7 @@ class WorkerProcess:
             raise ConfigError(
                 f"weights {version} are refused: worker processes take WeightFiles, not {payload!r}"
             )
-        limit_s = self._launch.stall_limit_s + _size(payload) / SLOWEST_BYTES_PER_S
+        limit_s = PUBLISH_SHARE * self._launch.stall_limit_s + _size(payload) / SLOWEST_BYTES_PER_S
         check = self._unchecked = None if payload.probe is None else (version, payload.probe)
         self._has_published = True
         await self._call(Publish(version, replace(payload, probe=None), limit_s))

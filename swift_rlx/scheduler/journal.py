@@ -34,9 +34,9 @@ from swift_rlx.scheduler.segment_log import SYNC_S, SegmentLog
 from swift_rlx.types import PolicyVersion
 
 STALL_S = 45.0
-REST_S = 0.25
-REST_PER_WORK = 150.0
-"""So many times as long as it has worked the thread rests."""
+REST_S = 0.5
+REST_PER_WORK = 300.0
+"""So many times as long as it has worked the thread rests. With cold caches, being woken is most of its work."""
 CLOSE_S = 10.0
 
 logger = logging.getLogger(__name__)

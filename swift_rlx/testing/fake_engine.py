@@ -143,9 +143,9 @@ class FakeEngine:
             if len(tokens) > told:
                 on_progress(self._chunk(told, tokens, logprobs, steps))
                 told = len(tokens)
+            await asyncio.sleep(self._token_s)
             if len(tokens) >= self._fault_after:
                 await self._misbehave(request)
-            await asyncio.sleep(self._token_s)
             if request.request_id in self._aborted:
                 return tokens, logprobs, steps, FinishReason.ABORT
             weights = pinned if self.capabilities.pin else self._weights

@@ -10,6 +10,7 @@ from swift_rlx.backends import Backend, EngineSpec, WeightFiles
 from swift_rlx.backends.remote_dialect import ServerNeeds
 from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint
 from swift_rlx.backends.remote_gate import InflightLimits
+from swift_rlx.backends.remote_requests import Decode
 from swift_rlx.backends.remote_server import RemoteServer
 from swift_rlx.backends.remote_start import start_servers
 from swift_rlx.cluster import WorkerProcess
@@ -72,19 +73,23 @@ class ProcessCrew:
 
 @dataclass(frozen=True)
 class ServerCrew:
-    """One server an endpoint. At the start one of them has to answer."""
+    """One server an endpoint. At the start one of them has to answer. `decode`: of the model that is trained."""
 
     endpoints: tuple[Endpoint, ...]
     needs: ServerNeeds
     key: ApiKey | None = None
     limits: InflightLimits | None = None
+    decode: Decode | None = None
 
     @property
     def size(self) -> int:
         return len(self.endpoints)
 
     async def start(self, version: PolicyVersion, first: WeightFiles) -> Sequence[RemoteServer]:
-        servers = [RemoteServer(one, self.needs, key=self.key, limits=self.limits) for one in self.endpoints]
+        servers = [
+            RemoteServer(one, self.needs, key=self.key, limits=self.limits, decode=self.decode)
+            for one in self.endpoints
+        ]
         try:
             await start_servers(servers, version, first)
         except BaseException:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def server_crew(trainer: Any, config: RolloutConfig) -> ServerCrew:
         if endpoint.url in found:
             _check(endpoint, found[endpoint.url], needs, trainer)
     limits = InflightLimits(args.rollout_max_inflight, args.rollout_max_inflight_tokens)
-    return ServerCrew(endpoints, needs, key, limits)
+    decode = partial(trainer.template.tokenizer.decode, skip_special_tokens=True)
+    return ServerCrew(endpoints, needs, key, limits, decode)
 
 
 def shared_directory(trainer: Any, otherwise: Path) -> Path | None:

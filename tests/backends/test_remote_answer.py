@@ -18,7 +18,7 @@ from swift_rlx.backends.remote_answer import (
     decode,
 )
 from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WeightsLost
-from swift_rlx.types import FinishReason, PolicyVersion
+from swift_rlx.types import Chunk, FinishReason, PolicyVersion
 
 LABELS = Labels("cafe")
 SERVED = PolicyVersion(2, 7)
@@ -40,7 +40,7 @@ def answer(**changes: Any) -> WireAnswer:
 
 
 def made(one: WireAnswer, **changes: Any) -> Any:
-    return completion(one, expected(**changes), Times(1.0, 2.0, 5.0))
+    return completion(one, expected(**changes), Times(1.0, 2.0, 3.0, 5.0))
 
 
 def test_a_sound_answer_becomes_a_record() -> None:
@@ -50,7 +50,15 @@ def test_a_sound_answer_becomes_a_record() -> None:
     assert np.allclose(record.logprobs, [-0.5, -1.5, 0.0])
     assert [array.dtype for array in (record.token_ids, record.logprobs)] == [np.int32, np.float32]
     assert (record.incarnation, record.worker, record.finish_reason) == (2, "http://a:1", FinishReason.STOP)
-    assert (record.submit_s, record.start_s, record.first_token_s, record.finish_s) == (1.0, 2.0, 5.0, 5.0)
+    assert (record.submit_s, record.start_s, record.first_token_s, record.finish_s) == (1.0, 2.0, 3.0, 5.0)
+
+
+def test_a_record_begins_with_what_earlier_attempts_made() -> None:
+    behind = Chunk(0, np.int32([9, 8]), np.float32([-2, -3]), np.int32([6, 6]), 2)
+    record = completion(answer(), expected(), Times(1.0, 2.0, None, 5.0), behind)
+    assert (record.token_ids.tolist(), record.policy_steps.tolist()) == ([9, 8, 3, 4, 5], [6, 6, 7, 7, 7])
+    assert np.allclose(record.logprobs, [-2, -3, -0.5, -1.5, 0.0])
+    assert (record.first_token_s, record.fault()) == (5.0, None)
 
 
 def test_tokens_of_later_weights_carry_their_step() -> None:

@@ -15,7 +15,7 @@ from stand_in_server import Fault, StandIn, always, running
 from stand_in_sglang import StandInSglang
 from stand_in_vllm import StandInVllm
 
-from swift_rlx.backends import EngineSpec, WeightFiles, WeightKind, remote_flight, remote_server
+from swift_rlx.backends import EngineSpec, WeightFiles, WeightKind, remote_server, remote_silence
 from swift_rlx.backends.remote_server import RemoteServer
 from swift_rlx.backends.remote_start import start_servers
 from swift_rlx.errors import BackendError, BackendUnavailable
@@ -175,6 +175,7 @@ FAULTS = {
     "another record": Fault(200, b'{"choices": [{"token_ids": "abc"}], "meta_info": 7}'),
     "an empty answer": Fault(200, b""),
     "a broken connection": Fault(breaks_off=True),
+    "a connection that breaks in the middle of an answer": Fault(breaks_off=True, after=1),
     "busy": Fault(429, b"later", {"Retry-After": "1"}),
     "gone": Fault(404, b"Not Found"),
 }
@@ -252,7 +253,7 @@ HANGS = {"server": ("",), "engine": ("/is_paused", *GENERATE)}
 def test_a_server_that_hangs_is_left_as_soon_as_it_is_silent(
     paths: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_flight, "ASK_S", 0.05)
+    monkeypatch.setattr(remote_silence, "ASK_S", 0.05)
     monkeypatch.setattr(remote_server, "HTTP_SILENCE_S", 1.0)
     monkeypatch.setattr(remote_server, "ENGINE_SILENCE_S", 1.5)
     done = Run(tmp_path, StandInVllm, FULL)
@@ -270,7 +271,7 @@ def test_a_server_that_hangs_is_left_as_soon_as_it_is_silent(
 def test_a_server_that_is_slow_and_not_silent_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_flight, "ASK_S", 0.02)
+    monkeypatch.setattr(remote_silence, "ASK_S", 0.02)
     slow, files = StandInVllm(tmp_path, token_s=0.1), weights(tmp_path, 1)
 
     async def go() -> Completion:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,21 +11,43 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damaged_answers import (
+    LABELS,
+    SERVED,
+    TEXT,
+    Answer,
+    answers,
+    damaged,
+    damaged_stream,
+    events_of,
+    of_sglang,
+    of_vllm,
+    others,
+    written,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swift_rlx.backends.remote_answer import Expected, Labels, NoAnswer, Times, completion, decode
+from swift_rlx.backends.progress import Draft
+from swift_rlx.backends.remote_answer import (
+    EventFault,
+    Expected,
+    NoAnswer,
+    Times,
+    completion,
+    decode,
+)
 from swift_rlx.backends.remote_dialect import Dialect
 from swift_rlx.backends.remote_endpoint import ApiKey, parse_endpoints
+from swift_rlx.backends.remote_events import END, EventReader
 from swift_rlx.backends.remote_http import Call, HttpClient, Reply
 from swift_rlx.backends.remote_sglang import SglangDialect
+from swift_rlx.backends.remote_stream import StreamedAnswer
 from swift_rlx.backends.remote_vllm import VllmDialect
 from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WeightsLost
-from swift_rlx.types import PolicyVersion
 
-LABELS, SERVED = Labels("cafe"), PolicyVersion(0, 3)
 SECRET = "sk-3f9a77"
-TEXT = np.arange(4, dtype=np.int32)
+MOST_BYTES = 1 << 16
 DIALECTS: list[Dialect] = [VllmDialect(), SglangDialect()]
 
 
@@ -41,110 +61,52 @@ def fuzz(examples: int) -> Callable[[Any], Any]:
     )
 
 
-# --- what comes: right answers, damaged in their meaning or in their bytes; any JSON; any bytes ----------------------
-
-JUNK: list[Any] = [
-    None, True, -1, 0, 2**31, 2**63, 2**64, 10**40, 1e308, -1e308, float("nan"), float("inf"), -0.0, 0.5, "", "stop",
-    "default", "abort", "\ud800", "x" * 300, [], {}, [[]], [None], {"": {}}, {"error": {"error": "x"}}, "0",
-    json.loads("[" * 60 + "]" * 60),
-]  # fmt: skip
-anything = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6), inner, max_size=4)
-    ),
-    max_leaves=8,
-)
-answers = st.lists(st.tuples(st.integers(0, 15), st.floats(-20, 0)), min_size=1, max_size=6)
-deep = st.one_of(
-    st.integers(1, 20_000).map(lambda depth: b"[" * depth),
-    st.integers(1, 3_000).map(lambda depth: b'{"error":' * depth + b"1" + b"}" * depth),
-)
-
-
-def of_vllm(answer: list[tuple[int, float]]) -> dict[str, Any]:
-    content = [{"token_id": token, "logprob": logprob, "top_logprobs": []} for token, logprob in answer]
-    half = len(answer) // 2
-    spans = [
-        {"version": LABELS.of(SERVED), "start": 0, "end": half},
-        {"version": LABELS.of(PolicyVersion(0, 4)), "start": half, "end": len(answer)},
-    ]
-    choice = {
-        "token_ids": [token for token, _ in answer],
-        "logprobs": {"content": content},
-        "finish_reason": "stop",
-        "weight_versions": spans,
-    }
-    prompt = [None, *({str(token): {"logprob": -1.0}} for token in TEXT[1:].tolist())]
-    return {"choices": [choice], "prompt_logprobs": prompt}
-
-
-def of_sglang(answer: list[tuple[int, float]]) -> dict[str, Any]:
-    meta = {
-        "finish_reason": {"type": "length"},
-        "weight_version": LABELS.of(SERVED),
-        "output_token_logprobs": [[logprob, token, None] for token, logprob in answer],
-        "output_top_logprobs": [[[logprob, token, None] for token, logprob in answer]],
-        "input_token_logprobs": [[-1.0, token, None] for token in TEXT.tolist()],
-    }
-    return {"meta_info": meta}
-
-
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container of a tree with each of its keys."""
-    for key in value.keys() if isinstance(value, dict) else range(len(value)):
-        yield value, key
-        if isinstance(value[key], (dict, list)):
-            yield from places(value[key])
-
-
-def damaged(value: Any, chance: random.Random) -> bytes:
-    """The answer as JSON, with up to two faults in its meaning and, every other time, some in its bytes."""
-    value = copy.deepcopy(value)
-    for _ in range(chance.randrange(3)):
-        container, key = chance.choice(list(places(value)))
-        kind = chance.randrange(4)
-        if kind == 0:
-            del container[key]
-        elif kind == 1 and isinstance(container, list):
-            container.insert(key, copy.deepcopy(container[key]))
-        else:
-            container[key] = copy.deepcopy(chance.choice(JUNK))
-        if not value:
-            return b"{}"
-    body = bytearray(written(value))
-    for _ in range(chance.choice([0, 0, 0, 1, 2, 8])):
-        start = chance.randrange(len(body) + 1)
-        body[start : start + chance.randrange(6)] = chance.choice(
-            [b"", chance.randbytes(3), b'"', b"}", b"9" * 30]
-        )
-    return bytes(body)
-
-
-def written(value: Any) -> bytes:
-    return json.dumps(value).encode("utf-8", "surrogatepass")
-
-
 seen: Counter[type[Exception]] = Counter()
 """Errors so far."""
 
 
+def expected(is_pinned: bool) -> Expected:
+    return Expected("http://a:1", LABELS, SERVED, is_pinned, max_tokens=6, vocabulary=16)
+
+
+def follow(dialect: Dialect, stream: bytes, size: int, is_pinned: bool = False) -> int:
+    """Read a stream that arrives in parts of this size, as a request does; whether it gave a sound record.
+
+    What is told before its end is sound whatever comes behind.
+    """
+    one, reader, draft = StreamedAnswer(expected(is_pinned)), EventReader(MOST_BYTES), Draft()
+    try:
+        for at in range(0, len(stream), size):
+            for data in reader.feed(stream[at : at + size]):
+                if data != END and (chunk := one.take(dialect.piece(data), SERVED, 1.0)) is not None:
+                    assert chunk.begin == draft.end
+                    assert np.all(chunk.policy_steps == SERVED.step)
+                    draft.add(chunk)
+        record = completion(one.whole(), expected(is_pinned), Times(0.0, 0.0, one.first_token_s, 1.0))
+    except (NoAnswer, BackendError, EventFault) as error:
+        seen[type(error)] += 1
+        record = None
+    if (told := draft.whole()) is not None:
+        assert told.num_tokens <= 6
+        assert 0 <= told.token_ids.min() <= told.token_ids.max() < 16
+        assert np.all((told.logprobs <= 1e-2) & (told.logprobs > -9999))
+        if record is not None:
+            assert record.token_ids[: told.num_tokens].tolist() == told.token_ids.tolist()
+    if record is None:
+        return 0
+    assert record.fault() is None or record.num_tokens == 0
+    assert record.token_ids.min(initial=0) >= 0
+    assert record.token_ids.max(initial=0) < 16
+    assert np.all(record.policy_steps >= SERVED.step)
+    assert np.all(record.logprobs <= 1e-2)
+    return 1
+
+
 def take(body: bytes, is_pinned: bool = False) -> int:
     """Read the body in every way that there is; the number of sound records."""
-    expected = Expected("http://a:1", LABELS, SERVED, is_pinned, max_tokens=6, vocabulary=16)
-    sound = 0
+    event, sound = b"data: " + body + b"\n\n", 0
     for dialect in DIALECTS:
-        try:
-            record = completion(dialect.answer(body), expected, Times(0.0, 0.0, 1.0))
-        except (NoAnswer, BackendError) as error:
-            seen[type(error)] += 1
-        else:
-            assert record.fault() is None or record.num_tokens == 0
-            assert record.token_ids.min(initial=0) >= 0
-            assert record.token_ids.max(initial=0) < 16
-            assert np.all(record.policy_steps >= SERVED.step)
-            assert np.all(record.logprobs <= 1e-2)
-            sound += 1
+        sound += follow(dialect, event, len(event), is_pinned)
         with contextlib.suppress(NoAnswer):
             scores = dialect.scores(body, TEXT)
             assert scores.shape == (3,)
@@ -163,20 +125,28 @@ VARIANTS = 50
 """Inputs that are made of one drawn by hypothesis; it shrinks the number that they follow from."""
 
 
-def take_variants(answer: list[tuple[int, float]], other: bytes, number: int) -> int:
+def take_variants(answer: Answer, other: bytes, number: int) -> int:
     chance = random.Random(number)
     right = [of_vllm(answer), of_sglang(answer)]
     bodies = [other, *(damaged(right[at % 2], chance) for at in range(VARIANTS - 1))]
     return sum(take(body, chance.random() < 0.5) for body in bodies)
 
 
-others = st.one_of(st.binary(max_size=64), anything.map(written), deep)
+def follow_variants(answer: Answer, other: bytes, number: int) -> int:
+    chance = random.Random(number)
+    right = [events_of(answer, of) for of in (of_vllm, of_sglang)]
+    sound = sum(follow(dialect, other, 7) for dialect in DIALECTS)
+    for at in range(VARIANTS - 1):
+        stream = damaged_stream(right[at % 2], chance)
+        size = chance.choice([1, 5, 64, len(stream) + 1])
+        sound += follow(DIALECTS[at % 2], stream, size, chance.random() < 0.5)
+    return sound
 
 
 @fuzz(2_000 // VARIANTS)
 @given(answers, others, st.integers(0, 2**32))
 def test_no_body_gives_anything_but_a_record_or_an_error_of_ours(
-    answer: list[tuple[int, float]], other: bytes, number: int
+    answer: Answer, other: bytes, number: int
 ) -> None:
     take_variants(answer, other, number)
 
@@ -184,8 +154,23 @@ def test_no_body_gives_anything_but_a_record_or_an_error_of_ours(
 @pytest.mark.slow
 @fuzz(100_000 // VARIANTS)
 @given(answers, others, st.integers(0, 2**32))
-def test_nor_do_a_hundred_thousand(answer: list[tuple[int, float]], other: bytes, number: int) -> None:
+def test_nor_do_a_hundred_thousand(answer: Answer, other: bytes, number: int) -> None:
     take_variants(answer, other, number)
+
+
+@fuzz(1_000 // VARIANTS)
+@given(answers, others, st.integers(0, 2**32))
+def test_no_stream_gives_anything_but_a_record_or_an_error_of_ours(
+    answer: Answer, other: bytes, number: int
+) -> None:
+    follow_variants(answer, other, number)
+
+
+@pytest.mark.slow
+@fuzz(100_000 // VARIANTS)
+@given(answers, others, st.integers(0, 2**32))
+def test_nor_do_a_hundred_thousand_streams(answer: Answer, other: bytes, number: int) -> None:
+    follow_variants(answer, other, number)
 
 
 def test_the_inputs_reach_records_and_every_error() -> None:
@@ -194,7 +179,9 @@ def test_the_inputs_reach_records_and_every_error() -> None:
     assert [take(written(of(answer))) for of in (of_vllm, of_sglang)] == [1, 1]
     sound = sum(take_variants(answer, b"", number) for number in range(10))
     assert VARIANTS < sound < 9 * VARIANTS
-    assert {BackendRejected, BackendUnavailable, WeightsLost, NoAnswer} <= {*seen}
+    sound = sum(follow_variants(answer, b"", number) for number in range(10))
+    assert VARIANTS < sound < 9 * VARIANTS
+    assert {BackendRejected, BackendUnavailable, WeightsLost, NoAnswer, EventFault} <= {*seen}
 
 
 # --- below JSON: what is no HTTP -------------------------------------------------------------------------------------

@@ -23,10 +23,11 @@ import torch  # noqa: E402
 from llama_stand_in import LlamaSglang  # noqa: E402
 from stand_in_server import Fault  # noqa: E402
 
+KEY = os.environ["SWIFT_RLX_API_KEY"]
 FAULTS = {
-    "500": Fault(500, b'{"error": "CUDA out of memory"}'),
+    "500": Fault(500, b'{"error": "CUDA out of memory, with the key %s"}' % KEY.encode()),
     "hang": Fault(hangs=True),
-    "close": Fault(breaks_off=True),
+    "close": Fault(breaks_off=True, after=2),
     "garbage": Fault(body=b'\x80\x04\x95{"text": 1, "meta_info": []'),
 }
 
@@ -35,7 +36,7 @@ class FaultyServer(LlamaSglang):
     """`folder`: where the fault is named, and requests are noted."""
 
     def __init__(self, model: Path, port: int, folder: Path) -> None:
-        super().__init__(model, key=os.environ["SWIFT_RLX_API_KEY"])
+        super().__init__(model, key=KEY)
         self.port = port
         self._fault_file = folder / f"fault-{port}"
         self._requests = folder / f"requests-{port}.jsonl"

@@ -61,3 +61,7 @@ def test_a_run_on_two_servers_outlives_all_that_they_can_do(
     with servers_of(task, tmp_path / "servers") as servers:
         run = SwiftRun(tmp_path / "run", task, options(servers), {VARIABLE: SECRET})
         assert Breaking(run, servers, other, random.Random(SEED)).live(quick, rows) >= 4
+    # Where the key was looked for, also in the words of a server that says it.
+    written = {path.name for path in run.folder.rglob("*")}
+    assert {"output.log", "timeline.json", "metrics.jsonl", "args.json"} <= written
+    assert "with the key ***" in run.log.read_text(encoding="utf-8", errors="replace")

@@ -97,7 +97,7 @@ def watch_workers() -> None:
     """Their ends, and what the scheduler makes of them."""
     fail, eject, readmit, succeed = HostedProcess._fail, Router.eject, Router.readmit, Router.succeeded
     silent = set()
-    """Workers without an answer since the start, or since they were taken out."""
+    """Workers without an answer since they are back; what they ended of before is no sign that they are well."""
 
     def lost(self: Any, reason: str) -> None:
         if self._reason is None and not self._is_closing:
@@ -106,11 +106,11 @@ def watch_workers() -> None:
 
     def out(self: Any, worker: Any) -> bool:
         if is_new := eject(self, worker):
-            silent.add(worker.name)
             note("out", worker=worker.name)
         return is_new
 
     def back(self: Any, worker: Any) -> None:
+        silent.add(worker.name)
         note("back", worker=worker.name)
         readmit(self, worker)
 

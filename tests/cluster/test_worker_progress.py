@@ -12,7 +12,6 @@ from worker_runs import request, run, until, weights, worker
 from swift_rlx.backends.progress import joined, sampled_part, shared_tokens
 from swift_rlx.cluster import hosted_process
 from swift_rlx.cluster.messages import Progress
-from swift_rlx.cluster.stall_limit import FACTOR, MIN_WORDS, StallLimit
 from swift_rlx.errors import WorkerAbsent, WorkerDied
 from swift_rlx.testing.fake_engine import FakeEngine
 from swift_rlx.types import PolicyVersion
@@ -108,7 +107,7 @@ def test_an_engine_that_does_not_say_how_it_is_takes_its_worker_with_it(tmp_path
 @pytest.mark.slow
 def test_an_engine_that_does_not_come_to_an_end_with_new_weights_takes_its_worker_with_it(tmp_path):
     files = weights(tmp_path, 1)
-    one = worker(tmp_path, stall_limit_s=1.0, publish_s=60.0)
+    one = worker(tmp_path, stall_limit_s=1.8, publish_s=60.0)
 
     async def body():
         with pytest.raises(WorkerDied, match=r"the engine did not take weights 0\.1 in 1 s"):
@@ -117,27 +116,8 @@ def test_an_engine_that_does_not_come_to_an_end_with_new_weights_takes_its_worke
     run(one, body)
 
 
-def test_an_engine_that_is_never_silent_for_long_is_given_less_time():
-    now = [0.0]
-    limit = StallLimit(45.0, 15.0, clock=lambda: now[0])
-
-    def word(after_s, counted_s=60.0):
-        now[0] += after_s
-        limit.word(counted_s)
-
-    for _ in range(MIN_WORDS - 1):
-        word(0.1)
-    assert limit.seconds == 45.0, "it may still compile"
-    word(9.0, counted_s=0.0)  # it had nothing to do
-    assert limit.seconds == 15.0
-    limit.answered(4.0)
-    assert limit.seconds == 4 * FACTOR
-    word(20.0)
-    assert limit.seconds == 45.0, "never more than was given"
-
-
 @pytest.mark.slow
-def test_an_engine_that_falls_silent_after_many_words_is_ended_before_its_limit(tmp_path):
+def test_an_engine_that_falls_silent_after_some_words_is_ended_before_its_limit(tmp_path):
     one = worker(tmp_path, token_s=0.02, stall_limit_s=60.0, stall_token=5)
     one._launch = replace(one._launch, stall_floor_s=4.0)
 

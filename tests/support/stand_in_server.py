@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,19 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from swift_rlx.backends import EngineSpec, GenerationRequest, WeightFiles, WeightKind
+from swift_rlx.backends import (
+    EngineSpec,
+    GenerationRequest,
+    OnProgress,
+    WeightFiles,
+    WeightKind,
+    unwatched,
+)
+from swift_rlx.backends.progress import Draft
 from swift_rlx.backends.remote_endpoint import Endpoint, parse_endpoints
 from swift_rlx.errors import BackendRejected
 from swift_rlx.testing.fake_engine import LOGITS, FakeEngine, save_fake_weights
-from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams
+from swift_rlx.types import Chunk, Completion, FinishReason, PolicyVersion, Prompt, SamplingParams
 
 VOCABULARY = 16
 MAX_MODEL_LEN = 60
@@ -35,9 +44,16 @@ class Fault:
     hangs: bool = False
     breaks_off: bool = False
     """The connection is closed in the middle of the body."""
+    after: int = 0
+    """So many events of an answer come before the rest of it is this: the body, if any, and then what is said above."""
 
 
+Making = Callable[[OnProgress], Awaitable[Completion]]
 FaultOf = Callable[[str, dict[str, Any]], Fault | None]
+
+
+_FAULT: ContextVar[Fault | None] = ContextVar("fault")
+"""Of the call that is being answered."""
 
 
 @dataclass
@@ -46,6 +62,18 @@ class Weights:
 
     engine: Any
     labels: list[str]
+
+
+class _PausableEngine(FakeEngine):
+    """Makes no token while its server is paused; `resumed` gives the event of now."""
+
+    def __init__(self, spec: EngineSpec, resumed: Callable[[], asyncio.Event]) -> None:
+        super().__init__(spec)
+        self._resumed = resumed
+
+    async def _misbehave(self, request: GenerationRequest) -> None:
+        while not (self._resumed().is_set() or request.request_id in self._aborted):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 class StandIn:
@@ -116,8 +144,9 @@ class StandIn:
     def engine(self, folder: Path, update: str) -> Any:
         """An engine on the weights of a directory, that keeps or pins its answers."""
         options = {"token_s": self._token_s, "update": update}
-        return FakeEngine(
-            EngineSpec("stand-in", str(folder), max_model_len=self.max_model_len, options=options)
+        return _PausableEngine(
+            EngineSpec("stand-in", str(folder), max_model_len=self.max_model_len, options=options),
+            lambda: self.resumed,
         )
 
     async def adapted(self, folder: Path) -> Any:
@@ -150,8 +179,9 @@ class StandIn:
         body = json.loads(raw) if raw else {}
         self.calls[path] += 1
         self.bodies.append((path, body))
-        if (fault := self.fault(path, body)) is not None:
+        if (fault := self.fault(path, body)) is not None and not fault.after:
             return await self._faulty(request, fault)
+        _FAULT.set(fault)
         self.inflight += 1
         try:
             return await handler(request)
@@ -180,18 +210,79 @@ class StandIn:
             await self.full.engine.publish(version, WeightFiles(WeightKind.FULL, directory))
 
     async def answer(
-        self, adapter: str | None, wire_id: str, ids: list[int], sampling: SamplingParams
+        self,
+        adapter: str | None,
+        wire_id: str,
+        ids: list[int],
+        sampling: SamplingParams,
+        on_progress: OnProgress = unwatched,
     ) -> Completion:
         """By the engine with these weights."""
         await self.resumed.wait()
         engine = self.full.engine if adapter is None else self.adapters[adapter]
-        answer = await engine.generate(
-            GenerationRequest(wire_id, Prompt(0, np.array(ids, np.int32)), 0, sampling)
-        )
+        request = GenerationRequest(wire_id, Prompt(0, np.array(ids, np.int32)), 0, sampling)
+        answer = await engine.generate(request, on_progress)
         if self.is_raw:
             text = np.array([*ids, *answer.token_ids.tolist()], np.int32)
             return replace(answer, logprobs=(await engine.logprobs(text))[len(ids) - 1 :])
         return answer
+
+    async def parts(self, making: Making, interval: int) -> AsyncIterator[Completion]:
+        """What there is of an answer after its first token and after every `interval` more; all of it at last.
+
+        `making`: begins to make it, and tells of its tokens as they come.
+        """
+        news: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        task = asyncio.ensure_future(making(news.put_nowait))
+        task.add_done_callback(lambda done: news.put_nowait(None))
+        draft, told = Draft(), 0
+        try:
+            while (chunk := await news.get()) is not None:
+                draft.add(chunk)
+                whole = draft.whole()
+                if (
+                    whole is not None
+                    and not self.is_raw
+                    and whole.num_tokens - told >= (interval if told else 1)
+                ):
+                    told = whole.num_tokens
+                    yield Completion(whole.token_ids, whole.logprobs, whole.policy_steps, FinishReason.ABORT)
+            yield await task
+        finally:
+            task.cancel()
+
+    async def send_events(
+        self,
+        request: web.Request,
+        events: AsyncIterator[dict[str, Any]],
+        error_of: Callable[[str], dict[str, Any]],
+    ) -> web.StreamResponse:
+        """Server-sent events, with the fault of the request behind as many as it says."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        fault, sent = _FAULT.get(), 0
+        try:
+            async for event in events:
+                await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                sent += 1
+                if fault is not None and sent == fault.after:
+                    return await self._broken(request, response, fault)
+        except BackendRejected as error:
+            await response.write(b"data: " + json.dumps(error_of(str(error))).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _broken(
+        self, request: web.Request, response: web.StreamResponse, fault: Fault
+    ) -> web.StreamResponse:
+        if fault.body:
+            await response.write(fault.body)
+        if fault.hangs:
+            await asyncio.Event().wait()
+        if fault.breaks_off:
+            assert request.transport is not None
+            request.transport.close()
+        return response
 
     def tops(
         self, adapter: str | None, ids: list[int], sampling: SamplingParams, count: int

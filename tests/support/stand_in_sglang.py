@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from aiohttp import web
-from stand_in_server import DEFAULT, StandIn
+from stand_in_server import DEFAULT, Making, StandIn
 
-from swift_rlx.types import SamplingParams
+from swift_rlx.errors import BackendRejected
+from swift_rlx.types import Completion, SamplingParams
 
 
 class StandInSglang(StandIn):
     """`lora`: it was started with --enable-lora. `is_old`: it has the routes under their former names.
 
-    Its log-probs know the temperature and no filter.
+    `is_incremental`: it was started with --incremental-streaming-output. Its log-probs know the temperature and no
+    filter.
     """
 
-    def __init__(self, folder: Path, *, lora: bool = True, is_old: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lora: bool = True,
+        is_old: bool = False,
+        is_incremental: bool = False,
+        **options: Any,
+    ) -> None:
         self.lora = lora
+        self.is_incremental = is_incremental
         self.is_old = is_old
         super().__init__(folder, **options)
 
@@ -56,26 +69,23 @@ class StandInSglang(StandIn):
     async def _model_info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": "tiny", "is_generation": True, "weight_version": self.label})
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         ids, given, adapter = body["input_ids"], body["sampling_params"], body.get("lora_path")
+        fault = None
         if adapter is not None and adapter not in self.adapters:
-            return web.json_response({"error": {"message": f"{adapter} is not loaded"}}, status=400)
+            fault = f"{adapter} is not loaded"
         if len(ids) + given["max_new_tokens"] > self.max_model_len:
-            return web.json_response({"error": {"message": "Requested token count is too large"}}, status=400)
+            fault = "Requested token count is too large"
+        if fault is not None:
+            return await self._refuse(request, fault, is_stream=bool(body.get("stream")))
         sampling = _sampling(given)
-        answer = await self.answer(adapter, body.get("rid", "unnamed"), ids, sampling)
-        tokens = answer.token_ids.tolist()
-        pairs = [[lp, token, None] for token, lp in zip(tokens, answer.logprobs.tolist(), strict=True)]
-        if sampling.top_k and not self.is_raw:
-            pairs = await self._before_filters(adapter, ids, pairs, sampling.temperature)
-        reason = answer.finish_reason.value
-        meta = {
-            "id": body.get("rid"),
-            "finish_reason": {"type": reason, "length": len(tokens)},
-            "weight_version": self.label,
-            "output_token_logprobs": pairs,
-        }
+        make = partial(self.answer, adapter, body.get("rid", "unnamed"), ids, sampling)
+        if body.get("stream"):
+            events = self._events(body, make, given["stream_interval"])
+            return await self.send_events(request, events, lambda words: {"error": {"message": words}})
+        content = await self._content(body, await make(), is_end=True)
+        meta = content["meta_info"]
         if count := body.get("top_logprobs_num"):
             tops = self.tops(adapter, ids, SamplingParams(temperature=sampling.temperature), count)
             meta["output_top_logprobs"] = [[[lp, token, None] for token, lp in tops]]
@@ -85,7 +95,49 @@ class StandInSglang(StandIn):
             meta["input_token_logprobs"] = [
                 [score, token, None] for token, score in zip(ids, scores, strict=True)
             ]
-        return web.json_response({"text": "", "output_ids": tokens, "meta_info": meta})
+        return web.json_response(content)
+
+    async def _refuse(self, request: web.Request, words: str, *, is_stream: bool) -> web.StreamResponse:
+        """An answer in events has begun before the request is looked at."""
+        content = {"error": {"message": words}}
+        if not is_stream:
+            return web.json_response(content, status=400)
+
+        async def nothing() -> AsyncIterator[dict[str, Any]]:
+            raise BackendRejected(words)
+            yield {}
+
+        return await self.send_events(request, nothing(), lambda words: content)
+
+    async def _events(
+        self, body: dict[str, Any], make: Making, interval: int
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Each repeats what came before it, unless the server was started for the contrary."""
+        begin = 0
+        async for answer in self.parts(make, interval):
+            content = await self._content(body, answer, is_end=bool(answer.finish_s))
+            if self.is_incremental:
+                content["output_ids"] = content["output_ids"][begin:]
+                pairs = content["meta_info"]["output_token_logprobs"]
+                content["meta_info"]["output_token_logprobs"] = pairs[begin:]
+                begin = answer.num_tokens
+            yield content
+
+    async def _content(self, body: dict[str, Any], answer: Completion, *, is_end: bool) -> dict[str, Any]:
+        ids, adapter, sampling = body["input_ids"], body.get("lora_path"), _sampling(body["sampling_params"])
+        tokens = answer.token_ids.tolist()
+        pairs = [[lp, token, None] for token, lp in zip(tokens, answer.logprobs.tolist(), strict=True)]
+        if sampling.top_k and not self.is_raw:
+            pairs = await self._before_filters(adapter, ids, pairs, sampling.temperature)
+        reason = {"type": answer.finish_reason.value, "length": len(tokens)}
+        meta = {
+            "id": body.get("rid"),
+            "finish_reason": reason if is_end else None,
+            "weight_version": self.label,
+            "completion_tokens": len(tokens),
+            "output_token_logprobs": pairs,
+        }
+        return {"text": "", "output_ids": tokens, "meta_info": meta}
 
     async def _before_filters(
         self, adapter: str | None, ids: list[int], pairs: list[Any], temperature: float

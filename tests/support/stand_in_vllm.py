@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from aiohttp import web
-from stand_in_server import StandIn
+from stand_in_server import Making, StandIn
 
 from swift_rlx.backends.remote_vllm import BROKEN
-from swift_rlx.types import SamplingParams
+from swift_rlx.types import Completion, SamplingParams
 
 MODEL = "tiny"
 
@@ -69,7 +71,7 @@ class StandInVllm(StandIn):
         cards += [{"id": name, "owned_by": "vllm", "root": "", "parent": MODEL} for name in self.adapters]
         return _json({"object": "list", "data": cards})
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if not {"token_ids", "sampling_params"} <= body.keys():
             return _error("2 validation errors", 400)
@@ -79,29 +81,48 @@ class StandInVllm(StandIn):
         ids, given = body["token_ids"], body["sampling_params"]
         if not 0 <= given["temperature"] <= 2:
             return _error(f"temperature must be in [0, 2], got {given['temperature']}.", 400)
-        sampling = _sampling(given)
-        answer = await self.answer(adapter, body.get("request_id", "unnamed"), ids, sampling)
-        tokens = answer.token_ids.tolist()
-        content = []
-        for at, (token, logprob) in enumerate(zip(tokens, answer.logprobs.tolist(), strict=True)):
-            tops = self.tops(adapter, ids, sampling, given["logprobs"]) if at == 0 else []
+        sampling, wire_id = _sampling(given), body.get("request_id", "unnamed")
+        make = partial(self.answer, adapter, wire_id, ids, sampling)
+        name = f"generate-tokens-{wire_id}"
+        if body.get("stream"):
+            events = self._events(name, make, given["stream_interval"])
+            return await self.send_events(request, events, lambda words: _error_content(words, 400))
+        answer = await make()
+        choice = self._choice(answer, 0)
+        if choice["logprobs"]["content"]:
+            tops = self.tops(adapter, ids, sampling, given["logprobs"])
             rows = [{"token_id": one, "logprob": value, "rank": 1} for one, value in tops]
-            content.append({"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": rows})
-        choice = {
+            choice["logprobs"]["content"][0]["top_logprobs"] = rows
+        prompt_logprobs = await self._prompt_logprobs(adapter, ids, given)
+        return _json({"request_id": name, "choices": [choice], "prompt_logprobs": prompt_logprobs})
+
+    async def _events(self, name: str, make: Making, interval: int) -> AsyncIterator[dict[str, Any]]:
+        """The spans of the weights come with the last one."""
+        begin = 0
+        async for answer in self.parts(make, interval):
+            choice = self._choice(answer, begin)
+            if is_last := bool(answer.finish_s):
+                choice["weight_versions"] = _spans(self.labels_of(answer))
+            else:
+                choice |= {"finish_reason": None, "weight_versions": None}
+            begin = answer.num_tokens
+            if is_last or choice["token_ids"]:
+                yield {"request_id": name, "usage": None, "output_mode": "tokens", "choices": [choice]}
+
+    def _choice(self, answer: Completion, begin: int) -> dict[str, Any]:
+        """The tokens from place `begin` on."""
+        pairs = zip(answer.token_ids.tolist(), answer.logprobs.tolist(), strict=True)
+        content = [
+            {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": []} for token, logprob in pairs
+        ]
+        return {
             "index": 0,
             "finish_reason": answer.finish_reason.value,
             "stop_reason": None,
-            "token_ids": tokens,
-            "logprobs": {"content": content},
+            "token_ids": answer.token_ids.tolist()[begin:],
+            "logprobs": {"content": content[begin:]},
             "weight_versions": _spans(self.labels_of(answer)),
         }
-        return _json(
-            {
-                "request_id": f"generate-tokens-{body.get('request_id')}",
-                "choices": [choice],
-                "prompt_logprobs": await self._prompt_logprobs(adapter, ids, given),
-            }
-        )
 
     async def _prompt_logprobs(self, adapter: str | None, ids: list[int], given: dict[str, Any]) -> Any:
         if "prompt_logprobs" not in given:
@@ -198,7 +219,11 @@ def _json(content: Any) -> web.Response:
 
 
 def _error(message: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+    return web.json_response(_error_content(message, status), status=status)
+
+
+def _error_content(message: str, status: int) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
 
 
 def _asynchronous(handler: Any) -> Any:

@@ -29,13 +29,17 @@ def trained(lineage: dict[tuple[int, int], Line]) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "checkpoint", "killed_at"),
-    [pytest.param(2, 2, 3, id="two ranks")],  # one rank: tests/chaos
+    ("ranks", "checkpoint", "killed_at", "backend"),
+    [
+        pytest.param(2, 2, 3, "transformers", id="two ranks"),  # one rank: tests/chaos
+        pytest.param(1, 2, 3, "vllm", id="vLLM", marks=pytest.mark.vllm),
+    ],
 )
 def test_a_killed_run_trains_the_batches_since_its_checkpoint_again_and_then_goes_on(
     ranks: int,
     checkpoint: int,
     killed_at: int,
+    backend: str,
     tiny_model: Path,
     write_rows: Callable[..., Path],
     tmp_path: Path,
@@ -45,6 +49,7 @@ def test_a_killed_run_trains_the_batches_since_its_checkpoint_again_and_then_goe
     steps = EPOCHS * PROMPTS // (2 * ranks)  # each has two groups a rank
     changes = ASYNC | {"rlhf_type": "rloo", "external_plugins": plugins, "max_steps": steps}
     changes |= {
+        "rollout_backend": backend,
         "save_strategy": "steps",
         "save_steps": checkpoint,
         "ddp_backend": "gloo" if ranks > 1 else None,

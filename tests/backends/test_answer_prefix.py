@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift_rlx.backends import GenerationRequest
-from swift_rlx.backends.vllm_prefix import seed_behind, text_before, usable_prefix
+from swift_rlx.backends.answer_prefix import seed_behind, text_before, usable_prefix
 from swift_rlx.types import Chunk, Prompt, SamplingParams
 
 PIECES = ["a", "b", "\n", "\n\n", "Q", "Q:", "\ufffd"]

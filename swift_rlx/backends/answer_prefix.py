@@ -1,9 +1,9 @@
-"""Going on behind the tokens of an earlier attempt: vLLM gets them as a part of the prompt.
+"""Going on behind the tokens of an earlier attempt: vLLM and servers get them as a part of the prompt.
 
-A repetition penalty sees the tokens of the prompt as it sees those of the answer, and what is left of `max_tokens` is
-known. Two things are different. vLLM looks for stop strings in what it makes itself, so none may have begun before.
-And it draws from the seed as if the answer began: the numbers that chose the first tokens would choose again, and not
-independently of them; so what follows gets a seed of its own.
+A repetition penalty sees the tokens of the prompt as it sees those of the answer (vLLM's does), and what is left of
+`max_tokens` is known. Two things are different. Stop strings are looked for in what an engine makes itself, so none may
+have begun before. And it draws from the seed as if the answer began: the numbers that chose the first tokens would
+choose again, and not independently of them; so what follows gets a seed of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _may_begin(stops: Sequence[str], text: str) -> bool:
 
 
 def text_before(request: GenerationRequest, prefix: Chunk | None) -> IntArray:
-    """What vLLM is given: the prompt, and the prefix behind it."""
+    """What the engine is given: the prompt, and the prefix behind it."""
     ids = request.prompt.token_ids
     return ids if prefix is None else np.concatenate([ids, prefix.token_ids])
 
