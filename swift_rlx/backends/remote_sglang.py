@@ -86,6 +86,15 @@ class _ModelInfo(msgspec.Struct):
     weight_version: str | None = None
 
 
+def _reason(end: _Finish | None) -> FinishReason | None:
+    if end is None:
+        return None
+    try:
+        return FinishReason(end.type)
+    except ValueError:
+        raise NoAnswer(f"it ended an answer by {end.type[:40]!r}") from None
+
+
 class SglangDialect:
     """A `Dialect`."""
 
@@ -105,14 +114,11 @@ class SglangDialect:
             raise EventFault(400, data)
         if (meta := event.meta_info) is None:
             raise NoAnswer("an event of it says nothing of an answer")
-        try:
-            reason = None if meta.finish_reason is None else FinishReason(meta.finish_reason.type)
-        except ValueError:
-            raise NoAnswer(f"it ended an answer by {meta.finish_reason.type[:40]!r}") from None
         pairs = meta.output_token_logprobs
         logprobs = [NO_LOGPROB if one.logprob is None else one.logprob for one in pairs]
         so_far = len(pairs) if meta.completion_tokens is None else meta.completion_tokens
-        return WirePiece([one.token_id for one in pairs], logprobs, reason, None, meta.weight_version, so_far)
+        ids, reason = [one.token_id for one in pairs], _reason(meta.finish_reason)
+        return WirePiece(ids, logprobs, reason, None, meta.weight_version, so_far)
 
     def goes_on(self, sampling: SamplingParams) -> bool:
         """As `Dialect.goes_on`. Its penalty is of what it makes itself."""
