@@ -215,15 +215,14 @@ class Host:
 
     async def _watch(self) -> None:
         """Ask the engine how it is, while it is not busy with new weights, and see that it makes tokens."""
-        tick_s, last_s, said = min(WATCH_S, self._stall_limit.seconds() / 2), time.monotonic(), ""
+        tick_s, said = min(WATCH_S, self._stall_limit.seconds() / 2), ""
         while True:
             await asyncio.sleep(tick_s)
-            limit_s = self._stall_limit.seconds(self._unread_tokens)
-            elapsed_s, last_s = time.monotonic() - last_s, time.monotonic()
+            limit_s, begin_s = self._stall_limit.seconds(self._unread_tokens), time.monotonic()
             if self._publishing.locked():
                 self._silent_s = 0.0
                 continue
-            self._silent_s += min(elapsed_s, 2 * tick_s)  # stopped ourselves, we would not have heard it
+            self._silent_s += tick_s  # by our own ticks: where we get no processor, the engine gets none
             if self._engine.capabilities.streams and self._num_answers and self._silent_s > limit_s:
                 what = f"the engine made no token of {self._num_answers} answers for {limit_s:g} s"
                 return self._end(await self._die(EngineStalled(what)))
@@ -239,7 +238,7 @@ class Host:
                     traceback.print_exc()
                     said = text
             else:
-                self._stall_limit.answered(time.monotonic() - last_s)
+                self._stall_limit.answered(time.monotonic() - begin_s)
 
     async def _watch_processes(self) -> None:
         """See that nobody has stopped one of the engine, whatever that is doing."""
