@@ -17,7 +17,7 @@ def diagnose(environment: Environment, probe: Probe) -> Report:
             Section("packages", "Packages", _packages(environment, probe)),
             Section("hook", "Hook into ms-swift", hook_checks(environment, probe)),
             Section("contract", "What swift-rlx builds on in ms-swift", _contract(environment, probe)),
-            Section("devices", "Devices", _devices(probe)),
+            Section("devices", "Devices", (*_devices(probe), _port(environment))),
             Section("engines", "Rollout engines", _engines(environment)),
             Section("extras", "Optional extras", _extras(environment)),
             Section("rewards", "Rewards (--reward_funcs)", reward_checks(environment, probe)),
@@ -145,6 +145,16 @@ def _devices(probe: Probe) -> tuple[Check, ...]:
         ok("process groups", ", ".join(backends), backends=backends)
         if backends
         else warn("process groups", "no nccl, no gloo: one process only", "install a torch build with gloo"),
+    )
+
+
+def _port(environment: Environment) -> Check:
+    port, problem = environment.port, environment.port_problem
+    if problem is None:
+        return ok("port", f"{port} is free for the ranks of a run to meet", port=port, problem=None)
+    remedy = "set MASTER_PORT to a free port, or end the program that listens there"
+    return warn(
+        "port", f"{port}, where the ranks of a run meet, {problem}", remedy, port=port, problem=problem
     )
 
 

@@ -1,11 +1,13 @@
 """What can be said about this machine and its packages without importing any of them."""
 
+import errno
 import importlib.metadata
 import os
 import platform
 import re
 import shutil
 import site
+import socket
 import sys
 from dataclasses import dataclass
 
@@ -39,11 +41,15 @@ class Environment:
     bin_folder: str
     plugins_choice: str | None
     strict: str | None
+    port: str
+    """Where the ranks of a run on this machine meet: MASTER_PORT, else torch's own."""
+    port_problem: str | None
 
 
 def read_environment() -> Environment:
     """The facts about this process's interpreter."""
     requirements = _own_requirements()
+    port = os.environ.get("MASTER_PORT", "29500")
     return Environment(
         executable=sys.executable,
         python=platform.python_version(),
@@ -58,6 +64,8 @@ def read_environment() -> Environment:
         bin_folder=os.path.dirname(sys.executable),
         plugins_choice=os.environ.get("SWIFT_PLUGINS"),
         strict=os.environ.get("SWIFT_PLUGINS_STRICT"),
+        port=port,
+        port_problem=port_problem(port),
     )
 
 
@@ -67,6 +75,17 @@ def installed_version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def port_problem(port: str) -> str | None:
+    """Why nobody can listen on this port; None where one can, or for another reason cannot."""
+    try:
+        with socket.create_server(("", int(port))):
+            return None
+    except (ValueError, OverflowError):
+        return "is no port"
+    except OSError as error:
+        return "is taken by another program" if error.errno == errno.EADDRINUSE else None
 
 
 def _own_requirements() -> list[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swift_rlx.errors import StoreError
 from swift_rlx.store.log_files import RowRefused, digest, read_rows
-from swift_rlx.store.log_rows import Encoder, LogColumns, LoggedPrompt, grouped, number, to_group
+from swift_rlx.store.log_groups import to_group
+from swift_rlx.store.log_rows import Encoder, LogColumns, LoggedPrompt, grouped, number
 from swift_rlx.store.people_scores import add_scores
 from swift_rlx.store.recipe import Source
 from swift_rlx.store.stored_group import as_row_id
 from swift_rlx.store.trajectory_store import TrajectoryStore
 
+logger = logging.getLogger(__name__)
 ROUND_GROUPS = 4096
 
 
@@ -53,6 +57,12 @@ def read_log(what: LogImport) -> ReadLog:
     prompts = grouped(rows, what.columns, skipped if what.skips_unfit else None)
     if not prompts:
         raise StoreError(f"{_named(what.files)} has no row to import")
+    asked = Counter(repr(one.messages if one.messages is not None else one.token_ids) for one in prompts)
+    if repeated := sum(count > 1 for count in asked.values()):
+        logger.warning(
+            f"{repeated} prompts are there under several ids, a group for each id: where the column"
+            f" '{what.columns.names.get('id', 'id')}' is the id of an answer, leave it out (--columns id=none)"
+        )
     return ReadLog(tuple(prompts), tuple(skipped))
 
 

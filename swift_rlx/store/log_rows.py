@@ -1,4 +1,4 @@
-"""From logged rows to groups: which column means what, and what makes a row unfit.
+"""From logged rows to prompts with answers: which column means what, and what makes a row unfit.
 
 A row has one answer, or a list of them with a list of scores. Answers to the same prompt, in whatever rows of a file,
 are one group. Columns that mean nothing here are kept with the prompt.
@@ -7,25 +7,13 @@ are one group. Columns that mean nothing here are kept with the prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import numpy as np
 
 from swift_rlx.errors import StoreError
 from swift_rlx.store.log_files import LoggedRow, RowRefused
 from swift_rlx.store.recipe import Source
-from swift_rlx.store.stored_group import StoredGroup
-from swift_rlx.types import (
-    Completion,
-    FinishReason,
-    Prompt,
-    RewardPart,
-    Score,
-    Trajectory,
-    TrajectoryGroup,
-)
 
 MEANINGS = {
     "prompt": "text, or messages",
@@ -107,6 +95,11 @@ class LoggedPrompt:
     columns: dict[str, Any]
     answers: list[LoggedAnswer] = field(default_factory=list)
 
+    def is_another(self, other: LoggedPrompt) -> bool:
+        """Whether both say what they ask, and it is not the same."""
+        pairs = ((self.messages, other.messages), (self.token_ids, other.token_ids))
+        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
 
 def grouped(
     rows: Iterable[LoggedRow], columns: LogColumns, skip: list[RowRefused] | None = None
@@ -119,12 +112,15 @@ def grouped(
     for row in rows:
         try:
             logged, answers = _read(row, columns)
+            known = prompts.setdefault(logged.key, logged)
+            if known.is_another(logged):
+                raise row.refused(f"its id '{logged.prompt_id}' is that of another prompt of the files")
         except RowRefused as error:
             if skip is None:
                 raise
             skip.append(error)
             continue
-        prompts.setdefault(logged.key, logged).answers.extend(answers)
+        known.answers.extend(answers)
     return list(prompts.values())
 
 
@@ -243,56 +239,3 @@ def _integers(row: LoggedRow, name: str, value: Any) -> list[int]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def to_group(logged: LoggedPrompt, order: int, columns: LogColumns, encoder: Encoder | None) -> StoredGroup:
-    """The group of a prompt. Raises `StoreError` where token ids are missing and there is no encoder."""
-    messages = logged.messages or []
-    ids = logged.token_ids or _encoder(encoder, logged.answers[0].row).prompt(messages)
-    kept = {**logged.columns, **({"messages": messages} if messages else {})}
-    prompt = Prompt(order, np.asarray(ids, np.int32), columns=kept)
-    members = tuple(
-        _trajectory(prompt, member, answer, columns, encoder, messages)
-        for member, answer in enumerate(logged.answers)
-    )
-    texts = tuple(answer.values.get("answer", "") for answer in logged.answers)
-    return StoredGroup(
-        TrajectoryGroup(prompt, order, members),
-        texts if any(texts) else (),
-        engine="imported",
-        prompt_id=logged.prompt_id,
-    )
-
-
-def _trajectory(
-    prompt: Prompt,
-    member: int,
-    answer: LoggedAnswer,
-    columns: LogColumns,
-    encoder: Encoder | None,
-    messages: list[dict[str, Any]],
-) -> Trajectory:
-    found = answer.values
-    ids: Sequence[int] = found.get("token_ids") or _encoder(encoder, answer.row).answer(
-        messages, found["answer"]
-    )
-    logprobs = found.get("logprobs") or [math.nan] * len(ids)
-    mask = found.get("loss_mask")
-    completion = Completion(
-        token_ids=np.asarray(ids, np.int32),
-        logprobs=np.asarray(logprobs, np.float32),
-        policy_steps=np.zeros(len(ids), np.int32),
-        finish_reason=FinishReason(found.get("finish_reason", "stop")),
-        sampled=None if mask is None else np.asarray(mask, np.bool_),
-    )
-    scores = scores_of(answer, columns.source.name)
-    parts = tuple(RewardPart(name, value, columns.source.version) for name, value in scores.items())
-    return Trajectory(prompt, member, completion, Score(sum(scores.values()) if scores else None, parts))
-
-
-def _encoder(encoder: Encoder | None, row: LoggedRow) -> Encoder:
-    if encoder is None:
-        raise row.refused(
-            "it has text but no token ids; give the model whose tokenizer makes them: --model ID"
-        )
-    return encoder

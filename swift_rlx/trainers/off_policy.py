@@ -116,14 +116,14 @@ class OffPolicyMixin:
 
     # --- gate ----------------------------------------------------------------------------------------------------
 
-    def gate(self, batches: Sequence[RLXBatch]) -> None:
+    def gate(self, batches: Sequence[RLXBatch]) -> bool:
         """With `--ess_gate`, take a generation batch out of the loss that is too far from the policy, in place.
 
         Called on all ranks with their micro-batches, whose proximal log-probs are there. The batch keeps its place
-        in the denominators, so that its loss and gradient are 0.
+        in the denominators, so that its loss and gradient are 0. True if it was taken out.
         """
         if not (self.off_policy.ess_gate and self.model.training) or batches[0].behavior_logprobs is None:
-            return
+            return False
         meter = OffPolicyMeter()
         for batch in batches:
             _measure(meter, batch.old_per_token_logps.float(), batch)
@@ -133,7 +133,7 @@ class OffPolicyMixin:
         kind = "stored/" if batches[0].is_stored else ""
         self._metrics["train"][f"offpolicy/{kind}batches_skipped"].append(float(is_far_off))
         if not is_far_off:
-            return
+            return False
         logger.warning(
             f"generation batch skipped by --ess_gate: {name} is {getattr(summary, name):.3g}, below {least:g}; its"
             f" samples are too far from the policy. Lower {'--max_store_age' if kind else '--max_staleness'} or the"
@@ -143,6 +143,7 @@ class OffPolicyMixin:
         for batch in batches:
             batch.loss_mask = torch.zeros_like(batch.loss_mask)
         self.refresh_rollouts()
+        return True
 
     def refresh_rollouts(self) -> None:
         """Called on all ranks after the gate skipped a batch; a trainer with samples in stock has them made again."""

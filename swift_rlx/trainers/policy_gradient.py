@@ -129,6 +129,9 @@ class PolicyGradientTrainer(
         device = self.accelerator.device
         self._attach(batch_encoded_inputs, batches, advantages_nT.to(device), loss_mask_nT.to(device))
         self.record_rollout(rollout, self._rewards_per_func, advantages_nT)
+        if rollout.is_training:
+            answers = [sample.response_token_ids or sample.messages[-1:] for sample in samples]
+            self.warn_of_repeats(answers, rollout.gather)
 
     def _scored_rollout(self, num_rows: int, batches: list[Any]) -> Rollout:
         is_training = self.model.training
@@ -200,7 +203,9 @@ class PolicyGradientTrainer(
         for index, (encoded, batch, advantages, loss_mask, total) in enumerate(rows):
             ready = RLXBatch.of(batch, advantages, loss_mask, total)
             encoded["grpo_batch"] = replace(ready, **self.behavior_fields(index))
-        self.gate([encoded["grpo_batch"] for encoded in encoded_inputs])
+        is_skipped = self.gate([encoded["grpo_batch"] for encoded in encoded_inputs])
+        if self.model.training:
+            self.note_trained(bool(totals_M.any()) and not is_skipped)
 
     @property
     def micro_batches_per_window(self) -> int:

@@ -5,19 +5,24 @@ sums over all evaluated rows, divided once: the last batch may be shorter than t
 """
 
 import math
+import zlib
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from accelerate.utils import gather
 from swift.utils import get_logger
 
 from swift_rlx.algorithms import Moments
+from swift_rlx.errors import RewardError
 from swift_rlx.rewards.combination import Combination
 from swift_rlx.trainers.batch import RLXBatch, Rollout
 
 logger = get_logger()
 WARN_AFTER_BATCHES_WITHOUT_SPREAD = 5
+MOST_BATCHES_IN_VAIN = 10
 
 
 class RolloutMetricsMixin:
@@ -26,7 +31,8 @@ class RolloutMetricsMixin:
     def _prepare_metrics(self) -> None:
         super()._prepare_metrics()
         self._eval_sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self._batches_without_spread = 0
+        self._batches_without_spread = self._batches_in_vain = 0
+        self._was_repeating = False
 
     @property
     def _mode(self) -> str:
@@ -121,6 +127,42 @@ class RolloutMetricsMixin:
                 " equal rewards: there is nothing to learn from. Use harder or easier prompts, a finer reward, a"
                 " higher --temperature or more --num_generations."
             )
+
+    def note_trained(self, trains: bool) -> None:
+        """A generation batch of all ranks has tokens to train on, or none. Raises RewardError after too many of these.
+
+        A run that goes on so would end without having learned, and without an error.
+        """
+        self._batches_in_vain = 0 if trains else self._batches_in_vain + 1
+        if self._batches_in_vain == MOST_BATCHES_IN_VAIN:
+            raise RewardError(
+                f"{MOST_BATCHES_IN_VAIN} generation batches in a row had no token to train on: rewards were None,"
+                " --overlong_filter or --ess_gate left every completion out, or all tokens were over --max_staleness"
+                " (the warnings above and the log's rows/unscored say which); mend that, or raise"
+                " --max_completion_length where completions are cut"
+            )
+
+    def warn_of_repeats(self, answers: Sequence[Any], gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Where every prompt's completions are one and the same; once, until a batch is not so.
+
+        answers: this rank's completions, as token ids or messages. `gather`: from all ranks.
+        """
+        if self.num_generations == 1:
+            return
+        groups = gather(self.digests(answers)).view(-1, self.num_generations)
+        is_repeating = bool((groups == groups[:, :1]).all())
+        if is_repeating and not self._was_repeating:
+            logger.warning(
+                f"all {self.num_generations} completions of each prompt of this generation batch are the same tokens,"
+                f" so that there is nothing to compare: --temperature {self.args.temperature:g} is too low, the engine"
+                " uses one seed for all, or the policy has only one answer left"
+            )
+        self._was_repeating = is_repeating
+
+    @staticmethod
+    def digests(answers: Sequence[Any]) -> torch.Tensor:
+        """[n] integers, the same in every process for the same answer."""
+        return torch.tensor([zlib.crc32(msgspec.json.encode(one, enc_hook=repr)) for one in answers])
 
     def record_moments(self, moments: Moments) -> None:
         """Mean and standard deviation that global normalization took out of the returns."""

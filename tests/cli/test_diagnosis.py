@@ -217,6 +217,13 @@ WARNINGS = {
         "OSError: x",
         "repair torch",
     ),
+    "a busy port": (
+        {"port": "29511", "port_problem": "is taken by another program"},
+        {},
+        "port",
+        "29511, where the ranks of a run meet, is taken by another program",
+        "set MASTER_PORT to a free port",
+    ),
     "no process group": (
         {},
         {"devices": {"accelerators": ["A, 1 GiB"], "cores": 1, "backends": []}},

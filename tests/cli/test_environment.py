@@ -1,6 +1,7 @@
 """Reading versions, extras, hook files and variables, with invented packages on the path."""
 
 import site
+import socket
 import sys
 
 import pytest
@@ -84,3 +85,16 @@ def test_the_command_and_the_variables_are_those_of_the_process(tmp_path, monkey
     monkeypatch.delenv("SWIFT_PLUGINS")
     assert (read_environment().swift_command, read_environment().plugins_choice) == (None, None)
     assert read_environment().executable == sys.executable
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+def test_a_port_on_which_somebody_listens_is_taken(monkeypatch, host):
+    with socket.create_server((host, 0)) as server:
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        assert read_environment().port_problem == "is taken by another program"
+    assert read_environment().port_problem is None
+    for text in ("none", "-1", "70000"):
+        monkeypatch.setenv("MASTER_PORT", text)
+        assert (read_environment().port, read_environment().port_problem) == (text, "is no port")
+    monkeypatch.delenv("MASTER_PORT")
+    assert read_environment().port == "29500"

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 QUICKSTART = EXAMPLES / "quickstart"
@@ -76,6 +77,15 @@ def test_the_pairing_takes_the_difficulty_of_the_prompts_out_of_the_error(load):
 def test_too_few_or_different_prompts_are_refused(load, before, after):
     with pytest.raises(ValueError, match="the same ones, at least 32"):
         load("verdict").compare(rewards([0.1] * before), rewards([0.5] * after))
+
+
+@pytest.mark.parametrize("folder", ["quickstart", "code_comments"])
+def test_the_run_is_on_the_pipeline_with_the_best_engine_that_is_installed(folder):
+    options = yaml.safe_load((EXAMPLES / folder / "rloo.yaml").read_text(encoding="utf-8"))
+    assert options["rlhf_type"] == "rloo"
+    assert options.get("async_rollout", True)
+    assert options.get("max_staleness", 2) > 0
+    assert options.get("rollout_backend", "auto") == "auto"
 
 
 @pytest.mark.parametrize(("folder", "train", "heldout"), [("quickstart", 256, 48), ("code_comments", 96, 32)])

@@ -170,6 +170,32 @@ def test_an_empty_field_of_a_csv_file_is_no_missing_column(tmp_path, line, what)
         imported(tmp_path, tmp_path / "a.csv", names=names | {"answer": "text"})
 
 
+def test_an_id_of_two_prompts_is_refused_and_a_prompt_of_two_ids_is_told(tmp_path, caplog):
+    rows = [{**ROW, "id": 1}, {**ROW, "id": 1, "answer": "five"}, {**ROW, "id": 1, "prompt": "1+1?"}]
+    file = jsonl(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(StoreError, match=r"a\.jsonl, line 3: its id '1' is that of another prompt"):
+        imported(tmp_path, file)
+    _, done = imported(tmp_path, file, skips_unfit=True)
+    assert (done.groups, done.rows, len(done.skipped)) == (1, 2, 1)
+    assert not caplog.messages
+    twice = jsonl(tmp_path / "b.jsonl", *[{**ROW, "id": number} for number in range(3)])
+    _, done = imported(tmp_path, twice)
+    assert (done.groups, done.rows) == (3, 3)
+    assert "1 prompts are there under several ids, a group for each id" in caplog.text
+    _, done = imported(
+        tmp_path, jsonl(tmp_path / "c.jsonl", *rows[:1], {**ROW, "id": 2}), names={"id": "none"}
+    )
+    assert (done.groups, done.rows) == (1, 2)
+
+
+def test_a_source_that_an_answer_lacks_costs_it_no_reward(tmp_path):
+    scores = [{"judge": 7, "format": 1.0}, {"judge": 6}, {"format": True, "judge": None}, None]
+    row = {"prompt": "u", "answer": ["a", "b", "c", "d"], "score": scores}
+    store, _ = imported(tmp_path, jsonl(tmp_path / "a.jsonl", row))
+    assert [one.reward for one in store.snapshot().rows(range(4))] == [8.0, 12.0, 2.0, None]
+    assert [part.value for part in store.snapshot().group(0).group.members[1].score.breakdown] == [6.0]
+
+
 def test_files_that_are_none_are_named(tmp_path):
     for name, text, message in [
         ("a.jsonl", "{}\n[1]\n", r"a\.jsonl, line 2: a JSON object is needed, this is list"),

@@ -29,6 +29,8 @@ def environment(**changes: Any) -> Environment:
         bin_folder="/env/bin",
         plugins_choice=None,
         strict=None,
+        port="29500",
+        port_problem=None,
     )
     return dataclasses.replace(healthy, **changes)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from runs import log_lines, train
 
+from swift_rlx.errors import RewardError
 from swift_rlx.trainers.batch import RLXBatch
 
 pytestmark = pytest.mark.slow
@@ -183,6 +184,28 @@ def test_a_run_says_what_it_trains(
     assert "baseline loo, KL 0.05 as k1 in the reward, no reward clip" in caplog.text
     assert "a generation batch is 2 prompts = 8 completions" in caplog.text
     assert "1 prompts of the last incomplete one are left out" in caplog.text
+
+
+def test_a_run_in_which_nothing_can_be_learned_says_so_and_ends(
+    tiny_model: Path, write_rows: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from swift.utils import get_logger
+
+    def unscored(completions: list[str]) -> list[None]:
+        return [None] * len(completions)
+
+    changes = {"rlhf_type": "rloo", "beta": 0.0, "temperature": 1e-6, "max_steps": 20}
+    get_logger().propagate = True
+    try:
+        with pytest.raises(RewardError, match="10 generation batches in a row had no token to train on"):
+            train(tiny_model, write_rows(16), tmp_path / "run", reward_funcs=[unscored], **changes)
+    finally:
+        get_logger().propagate = False
+    assert (
+        caplog.text.count("all 4 completions of each prompt of this generation batch are the same tokens")
+        == 1
+    )
+    assert len([line for line in log_lines(tmp_path / "run") if "loss" in line]) == 9
 
 
 def test_the_running_mean_is_subtracted_whole_under_a_discount(
