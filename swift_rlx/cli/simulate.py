@@ -88,9 +88,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from swift_rlx.simulation import simulate
 
-    fills = options.fill_the_wait
+    fills, settings = options.fill_the_wait, list(_settings(options))
     print(f"{'workers':>7}{'bound':>7}{COLUMNS}{FILL_COLUMNS if fills else ''}")
-    for setting in _settings(options):
+    for setting in settings:
         outcome = simulate(setting)
         line = f"{_line(outcome)}{_fill_line(outcome) if fills else ''}"
         print(f"{setting.workers:>7}{setting.max_staleness:>7}{line}", flush=True)

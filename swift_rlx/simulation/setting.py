@@ -15,6 +15,11 @@ TAIL = 0.05
 WARM_UP_STEPS = 2
 """Steps that rates leave out."""
 
+MOST = 1e6
+"""Of a time in seconds, and of tokens a second."""
+MOST_SIGMA = 4.0
+"""Of a log-normal latency: the slowest of a thousand answers takes 200,000 times the median."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -48,11 +53,11 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name in ("train_s", "generate_s", "tokens_per_s"):
-            if (value := getattr(self, name)) <= 0:
-                raise ConfigError(f"{name} {value:g} is refused: it must be above 0")
-        for name in ("sigma", "publish_s", "score_s"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"{name} {value:g} is refused: it must not be negative")
+            if not 0 < (value := getattr(self, name)) <= MOST:
+                raise ConfigError(f"{name} {value:g} is refused: it must be above 0 and at most {MOST:g}")
+        for name, most in (("sigma", MOST_SIGMA), ("publish_s", MOST), ("score_s", MOST)):
+            if not 0 <= (value := getattr(self, name)) <= most:
+                raise ConfigError(f"{name} {value:g} is refused: it must be from 0 to {most:g}")
         if self.workers < 1 or self.slots < self.workers:
             raise ConfigError(
                 f"slots {self.slots} on {self.workers} workers is refused: each worker needs at least one slot"

@@ -83,7 +83,9 @@ def test_the_comparison_prints_every_rule_in_six_cases(capsys):
 
 def test_a_setting_without_sense_is_one_sentence(capsys):
     assert command_line.main(["simulate", "--train-s", "0"]) == 2
-    assert capsys.readouterr().err == "swift-rlx: error: train_s 0 is refused: it must be above 0\n"
+    said = capsys.readouterr()
+    assert said.err == "swift-rlx: error: train_s 0 is refused: it must be above 0 and at most 1e+06\n"
+    assert not said.out
     assert command_line.main(["simulate", "--table", "scheduling", "--seeds", "0"]) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -173,7 +174,12 @@ def test_the_table_has_every_rule_in_every_case_and_judges_it():
     ("changes", "message"),
     [
         ({"train_s": 0.0}, "train_s 0 is refused: it must be above 0"),
-        ({"sigma": -1.0}, "sigma -1 is refused: it must not be negative"),
+        ({"train_s": math.nan}, "train_s nan is refused: it must be above 0"),
+        ({"generate_s": math.inf}, "generate_s inf is refused: .* at most 1e"),
+        ({"publish_s": math.nan}, "publish_s nan is refused: it must be from 0 to"),
+        ({"score_s": math.inf}, "score_s inf is refused: it must be from 0 to"),
+        ({"sigma": -1.0}, "sigma -1 is refused: it must be from 0 to 4"),
+        ({"sigma": 50.0}, "sigma 50 is refused: it must be from 0 to 4"),
         ({"workers": 4, "slots": 3}, "slots 3 on 4 workers is refused"),
         ({"batches_per_step": 5}, "batches_per_step 5 is refused: it has to divide the 32 groups"),
         ({"steps": 2}, "steps 2 is refused: it must exceed the 2 of the warm-up"),
