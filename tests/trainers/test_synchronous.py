@@ -201,10 +201,7 @@ def test_a_run_in_which_nothing_can_be_learned_says_so_and_ends(
             train(tiny_model, write_rows(16), tmp_path / "run", reward_funcs=[unscored], **changes)
     finally:
         get_logger().propagate = False
-    assert (
-        caplog.text.count("all 4 completions of each prompt of this generation batch are the same tokens")
-        == 1
-    )
+    assert "all 4 completions of each prompt of this generation batch are the same tokens" in caplog.text
     assert len([line for line in log_lines(tmp_path / "run") if "loss" in line]) == 9
 
 
