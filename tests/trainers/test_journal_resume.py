@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import runs
 from pipeline_runs import ASYNC, PLUGIN
+from tiny_llama import save_tiny_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 PROMPTS, EPOCHS, MEMBERS = 12, 2, 4
@@ -44,6 +45,10 @@ def test_a_killed_run_trains_the_batches_since_its_checkpoint_again_and_then_goe
     write_rows: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
+    model = tiny_model
+    if backend == "vllm":
+        model = tmp_path / "llama"
+        save_tiny_llama(model, hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
     rows = write_rows([{"messages": [{"role": "user", "content": f"say {n}"}]} for n in range(PROMPTS)])
     plugins = [str(PLUGIN), str(PLUGIN.with_name("trained_plugin.py"))]
     steps = EPOCHS * PROMPTS // (2 * ranks)  # each has two groups a rank
@@ -58,7 +63,7 @@ def test_a_killed_run_trains_the_batches_since_its_checkpoint_again_and_then_goe
     def run(
         name: str, *, environment: dict[str, str], **more: Any
     ) -> tuple[Any, dict[tuple[int, int], Line]]:
-        options = runs.arguments(tiny_model, rows, tmp_path / name, **(changes | more))
+        options = runs.arguments(model, rows, tmp_path / name, **(changes | more))
         log = tmp_path / f"{name}.jsonl"
         distributed = {"NPROC_PER_NODE": str(ranks)} if ranks > 1 else {}
         return runs.swift(options, TRAINED_LOG=str(log), **distributed, **environment), batches(log)
