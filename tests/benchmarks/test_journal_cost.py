@@ -24,3 +24,10 @@ def test_the_journal_benchmark_measures_each_rate(tmp_path):
         assert f"{one['answers_per_s']:4d} answers/s" in result.stdout
         assert 0 < one["share"] < 1
         assert one["bytes_per_answer"] > 250 * 2 * 4, "token ids and log-probs of each"
+
+
+def test_the_published_numbers_of_the_journal_are_within_their_limit():
+    published = json.loads((SCRIPT.parent / "results" / "journal_cost.json").read_text(encoding="utf-8"))
+    assert published["limits"] == {"share": 0.01}
+    assert [one["answers_per_s"] for one in published["rates"]] == [80, 400]
+    assert all(one["share"] < 0.01 for one in published["rates"])
