@@ -149,7 +149,7 @@ class WorkerPool:
 
     async def _serve(self, slot: _Slot, worker: Worker) -> None:
         """Batches, until the worker ends or the slot is removed."""
-        leaving = asyncio.ensure_future(slot.leaving.wait())
+        leaving, ended = asyncio.ensure_future(slot.leaving.wait()), asyncio.ensure_future(worker.ended())
         batch: list[Waiting] = []
         try:
             while not leaving.done():
@@ -157,16 +157,23 @@ class WorkerPool:
                     self._queue.take(self._batching.max_rows, self._batching.window_s)
                 )
                 try:
-                    await asyncio.wait({taking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({taking, leaving, ended}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     batch = taking.result() if taking.done() else []
                     taking.cancel()
+                if ended.done():
+                    self._metrics.worker_ends.inc()
+                    logger.warning(f"worker {worker.pid} ended while it had nothing to do; it is replaced")
+                    self._queue.put_alone(batch)  # it never had them
+                    batch = []
+                    return
                 is_good = not batch or await self._score(worker, batch)
                 batch = []
                 if not is_good:
                     return
         finally:
             leaving.cancel()
+            ended.cancel()
             for waiting in batch:  # the pool is being closed
                 waiting.ask.settle(waiting.row, None, "the service was stopped")
 

@@ -70,6 +70,10 @@ class Worker:
             raise WorkerDied(f"worker {self.pid} did not answer with {len(rows)} scores")
         return answer
 
+    async def ended(self) -> None:
+        """Returns when the process has ended, by whatever."""
+        await self._process.wait()
+
     async def close(self) -> None:
         """End the process, with all that it started."""
         if self._writer is None:

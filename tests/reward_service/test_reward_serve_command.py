@@ -103,6 +103,18 @@ def test_a_service_scores_survives_odd_rows_and_ends_with_its_workers(service) -
     assert psutil.wait_procs(left, 30)[1] == []
 
 
+def test_a_worker_that_ends_while_it_has_nothing_to_do_costs_no_row(service) -> None:
+    process, address = service
+    reward = ServiceReward(parse_address(address), ApiKey(TOKEN), limit_s=120.0)
+    idle = workers(process)
+    for one in idle:
+        one.kill()
+    psutil.wait_procs(idle, 20)
+    answer = asyncio.run(asyncio.wait_for(reward.answer([Row("abc")]), 120))
+    assert (answer.scores, answer.faults) == ([3.0], {})
+    assert not {one.pid for one in workers(process)} & {one.pid for one in idle}
+
+
 def test_workers_do_not_outlive_a_service_that_is_killed(service) -> None:
     process, address = service
     reward = ServiceReward(parse_address(address), ApiKey(TOKEN))

@@ -37,6 +37,10 @@ class FakeWorker:
         self.is_closed = False
         self.pid = len(FakeWorker.made)
 
+    async def ended(self) -> None:
+        """It only ends as it scores."""
+        await asyncio.Event().wait()
+
     async def score(self, reward: str, rows: list[Row]) -> Scores:
         self.batches.append(rows)
         texts = [row.completion for row in rows]
