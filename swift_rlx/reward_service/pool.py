@@ -11,9 +11,12 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from swift_rlx.errors import PluginError, WorkerDied
 from swift_rlx.reward_service.fair_queue import FairQueue, Waiting
@@ -53,10 +56,12 @@ class WorkerPool:
         self.offers: tuple[Offer, ...] = ()
         self._setup, self._queue, self._batching, self._metrics = setup, queue, batching, metrics
         self._slots: list[_Slot] = []
+        self._plugins: dict[str, str] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def start(self, size: int) -> None:
         """Return when one worker is ready. Raises `PluginError` where the rewards cannot be built, `WorkerDied`."""
+        self._plugins = _digests(self._setup.plugins)
         first = await Worker.start(self._setup)
         self.offers = first.offers
         self._add(first)
@@ -123,6 +128,7 @@ class WorkerPool:
         tries = 0
         while True:
             try:
+                self._refuse_changed_plugins()
                 return await self._same_as_the_others(await Worker.start(self._setup))
             except (PluginError, WorkerDied, OSError) as error:
                 pause_s = RESTART_S[min(tries, len(RESTART_S) - 1)]
@@ -133,6 +139,15 @@ class WorkerPool:
                     return None
                 except asyncio.TimeoutError:
                     continue
+
+    def _refuse_changed_plugins(self) -> None:
+        """A file of other content under the same version would be two rewards in one. Raises `PluginError`."""
+        for path, digest in _digests(self._setup.plugins).items():
+            if digest != self._plugins[path]:
+                raise PluginError(
+                    f"{path} was changed since the service started, which serves it as it was: start a service of its"
+                    " own for the new one, or put the old file back"
+                )
 
     async def _same_as_the_others(self, worker: Worker) -> Worker:
         """Raises `PluginError` where a package or a model was replaced since the service started: no mixed versions."""
@@ -210,6 +225,15 @@ class WorkerPool:
         [one] = batch
         self._metrics.rows.labels(one.ask.reward, "failed").inc()
         one.ask.settle(one.row, None, f"the reward was ended on this row: {reason}")
+
+
+def _digests(paths: Sequence[str]) -> dict[str, str]:
+    """Of the files, "" for one that is not there."""
+    files = {path: Path(path) for path in paths}
+    return {
+        path: hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        for path, file in files.items()
+    }
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -279,3 +279,21 @@ def test_a_request_that_was_let_in_is_answered_before_the_service_ends(monkeypat
         return (await asking)[1]["scores"], [worker.is_closed for worker in made]
 
     assert asyncio.run(asyncio.wait_for(go(), 30)) == ([3.0], [True])
+
+
+def test_a_plugin_file_that_changed_is_not_served_under_the_version_of_the_old_one(
+    monkeypatch, tmp_path, caplog
+):
+    made = use_fake_workers(monkeypatch)
+    plugin = tmp_path / "live.py"
+    plugin.write_text("first", encoding="utf-8")
+
+    async def job(url, service):
+        plugin.write_text("second", encoding="utf-8")
+        service.pool.resize(2)
+        await until(lambda: "live.py was changed since the service started" in caplog.text)
+        return len(made), (await post(url, rows("abc")))[1]
+
+    started, scored = serving(job, config(setup=msgspec.structs.replace(SETUP, plugins=[str(plugin)])))
+    assert started == 1
+    assert scored["scores"] == [3.0]
