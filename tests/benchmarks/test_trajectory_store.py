@@ -39,6 +39,8 @@ def test_the_published_numbers_of_the_store_are_within_their_limits():
     assert published["rows"]["rows_64_ms"] < 1
     assert published["epoch"]["rows"] == published["loaded"]["rows"] >= 10_000_000
     assert published["epoch"]["memory_share"] < 0.15
+    assert published["parquet"]["rows"] == published["epoch"]["rows"]
+    assert published["parquet"]["peak_mb"] > published["epoch"]["peak_mb"]
     assert kills["kills"] == 200
     assert kills["readable_rows"] == kills["rows_of_sealed_rounds"] > 0
     assert (kills["double_rows"], kills["damaged_shards"]) == (0, 0)
