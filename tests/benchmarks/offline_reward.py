@@ -124,7 +124,7 @@ def train(options: argparse.Namespace, seed: int, store: Path, folder: Path) -> 
         "command_s": time.monotonic() - begin_s,
         "steps": len(steps),
         "objective": config.get("offline_objective", "auto"),
-        "checkpoint": str(checkpoint),
+        "checkpoint": checkpoint.name,
         "last_log": steps[-1],
     }
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -163,7 +163,7 @@ def run_seed(options: argparse.Namespace, evaluator: Evaluator, seed: int) -> di
     store = generate(options, seed, folder)
     record = train(options, seed, store, folder)
     before = evaluator.rewards(options.work.resolve() / "before.json", None)
-    after = evaluator.rewards(folder / "after.json", Path(record["checkpoint"]))
+    after = evaluator.rewards(folder / "after.json", folder / "output" / record["checkpoint"])
     verdict = compare(before, after)
     print(
         f"seed {seed}: {verdict.before.mean:.3f} -> {verdict.after.mean:.3f}, rise {verdict.rise.mean:.3f},"

@@ -72,3 +72,13 @@ def test_no_engine_can_be_imported_in_the_training() -> None:
     assert done.returncode == 1
     assert "there is no engine here" in done.stderr
     assert done.stderr.count("Traceback") == 1
+
+
+def test_each_published_run_on_stored_answers_alone_raised_the_held_out_reward() -> None:
+    published = json.loads((SCRIPT.parent / "results" / "offline_reward.json").read_text(encoding="utf-8"))
+    assert len(published["runs"]) >= 3
+    for run in published["runs"].values():
+        rise, error = run["rise"]["mean"], run["rise"]["standard_error"]
+        assert rise == pytest.approx(run["after"]["mean"] - run["before"]["mean"])
+        assert rise >= max(0.2, 3 * error)
+        assert run["is_success"]

@@ -62,3 +62,15 @@ def test_the_goal_is_at_most_seven_tenths_of_the_tokens(
 def test_a_run_that_never_reached_the_reward_is_no_success(script: ModuleType, tmp_path: Path) -> None:
     results = {"0": _results(900.0, 1100.0), "0.5": _results(500.0, None)}
     assert script.finish(_options(tmp_path), results) == 1
+
+
+def test_the_published_hybrid_runs_need_at_most_seven_tenths_of_the_tokens() -> None:
+    published = json.loads((SCRIPT.parent / "results" / "tokens_to_reward.json").read_text(encoding="utf-8"))
+    assert published["goals"] == {"heldout_reward": 0.6, "most_tokens": {"0.5": 0.7}}
+    means = {}
+    for name in ("0", "0.5"):
+        tokens = [run["tokens_to_reward"] for run in published["ratios"][name]["runs"].values()]
+        assert len(tokens) >= 3
+        means[name] = sum(tokens) / len(tokens)
+    assert published["shares"]["0.5"] == pytest.approx(means["0.5"] / means["0"])
+    assert published["shares"]["0.5"] <= 0.7
