@@ -30,10 +30,9 @@ def usable_tokens(steps: IntArray, worker: Worker, mode: WeightUpdate) -> int:
 
 
 class DraftBook:
-    """Keeps the drafts of the jobs, and books their tokens. `held_tokens`: of all drafts now."""
+    """Keeps the drafts of the jobs, and books their tokens."""
 
     def __init__(self, state: RunState, mode: WeightUpdate) -> None:
-        self.held_tokens = 0
         self._state = state
         self._mode = mode
 
@@ -41,7 +40,7 @@ class DraftBook:
         """What the next attempt, on this worker, may go on behind; the rest of the draft is lost."""
         draft = job.draft.whole()
         usable = 0 if draft is None else usable_tokens(draft.policy_steps, worker, self._mode)
-        self._state.tokens_are_made_again(self._cut(job, usable))
+        self._state.tokens_are_made_again(job.group, self._cut(job, usable))
         job.kept = usable
         return job.draft.whole()
 
@@ -52,17 +51,17 @@ class DraftBook:
         if not before - lost:
             job.draft_submit_s = submit_s
         job.kept = min(job.kept, before - lost)
-        self.held_tokens += job.draft.num_tokens - before
+        self._state.book.drafted(job.group, job.draft.num_tokens - before)
         self._state.ledger.arrived(job.draft.num_tokens - (before - lost))
-        self._state.tokens_are_made_again(lost)
+        self._state.tokens_are_made_again(job.group, lost)
 
     def take(self, job: Job, answer: Completion, submit_s: float) -> None:
         """The attempt ended with these tokens; they are the draft now, and all of them are booked."""
         whole, draft = sampled_part(answer), job.draft.whole()
         shared = 0 if draft is None else shared_tokens(draft, whole)
         again = max(job.kept - shared, 0)  # the worker began anew, and did not say so
-        self._state.tokens_are_made_again(again)
-        self._state.ledger.settle(Fate.FAILED, self._cut(job, shared) - again)
+        self._state.tokens_are_made_again(job.group, again)
+        self._state.lose(job.group, Fate.FAILED, self._cut(job, shared) - again)
         job.kept -= again
         rest = section(whole, shared, whole.end)
         self.told(job, rest if draft is None else replace(rest, turns=draft.turns), submit_s)
@@ -81,15 +80,15 @@ class DraftBook:
 
     def completed(self, job: Job) -> None:
         """The answer is whole: its tokens are its group's now."""
-        self.held_tokens -= job.draft.num_tokens
+        self._state.book.drafted(job.group, -job.draft.num_tokens)
 
     def settle(self, job: Job, fate: Fate) -> None:
         """The draft is given up."""
-        self._state.ledger.settle(fate, self._cut(job, 0))
+        self._state.lose(job.group, fate, self._cut(job, 0))
         job.kept = job.furthest = 0
 
     def _cut(self, job: Job, keep: int) -> int:
         """Tokens that leave the draft behind the first `keep`."""
         cut = job.draft.cut(keep)
-        self.held_tokens -= cut
+        self._state.book.drafted(job.group, -cut)
         return cut

@@ -235,11 +235,11 @@ class Generation:
             self._recovery.failed(worker, error, is_dead)
         wait_s = self._retry.wait_s(job.attempt, error, self._chance.random()) if counts else 0.0
         if state.is_closing or wait_s is None or job.group.is_hopeless:
-            state.ledger.settle(Fate.FAILED, never_told)
+            state.lose(job.group, Fate.FAILED, never_told)
             if not state.is_closing:
                 self._member_failed(job, str(error))
             return
-        state.tokens_are_made_again(never_told)
+        state.tokens_are_made_again(job.group, never_told)
         state.retries += 1
         job.attempt += counts
         job.avoid.add(worker.name)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swift_rlx.errors import SchedulingError
-from swift_rlx.types import Completion, DropReason, Prompt, Score, Trajectory, TrajectoryGroup
+from swift_rlx.types import Completion, DropReason, Fate, Prompt, Score, Trajectory, TrajectoryGroup
 
 
 class GroupState(enum.Enum):
@@ -54,6 +54,10 @@ class OpenGroup:
     completions: dict[int, Completion] = field(default_factory=dict)
     attempts: Counter[int] = field(default_factory=Counter)
     failed: dict[int, str] = field(default_factory=dict)
+    draft_tokens: int = 0
+    """What there is of answers that are not finished."""
+    lost: Counter[Fate] = field(default_factory=Counter)
+    """Tokens that were made for it and that no answer of it has, since its admission."""
 
     @property
     def has_ended_generating(self) -> bool:
@@ -68,6 +72,11 @@ class OpenGroup:
     def num_tokens(self) -> int:
         """Generated tokens of its answers."""
         return sum(one.num_sampled for one in self.completions.values())
+
+    @property
+    def held_tokens(self) -> int:
+        """Generated tokens of its answers, finished or not."""
+        return self.num_tokens + self.draft_tokens
 
     def record(self, scores: Mapping[int, Score] | None = None, scored_s: float = 0.0) -> TrajectoryGroup:
         """What it has now; `scores` by member, the others are unscored."""
@@ -98,7 +107,7 @@ class GroupBook:
         self.trained = 0
         self.carried = 0
         self.carried_tokens = 0
-        """Of the answers of groups that were carried over."""
+        """Held by groups that were carried over."""
         self.regenerated = 0
         self.dropped: Counter[DropReason] = Counter()
         self._size = group_size
@@ -132,6 +141,15 @@ class GroupBook:
             group.failed = dict.fromkeys(missing, "failed before the restart")
             group.state = GroupState.READY
         return group
+
+    def drafted(self, group: OpenGroup, tokens: int) -> None:
+        """An unfinished answer has so many tokens more, or fewer."""
+        group.draft_tokens += tokens
+
+    def lost(self, group: OpenGroup, fate: Fate, tokens: int) -> None:
+        """Tokens that were made for it are in none of its answers."""
+        if tokens:
+            group.lost[fate] += tokens
 
     def complete(self, group: OpenGroup, member: int, completion: Completion) -> None:
         """A member has its answer."""
@@ -176,7 +194,7 @@ class GroupBook:
         """The run ends: all open groups, in the order of their admission."""
         groups = [self._end(order, GroupState.CARRIED) for order in sorted(self._open)]
         self.carried += len(groups)
-        self.carried_tokens += sum(group.num_tokens for group in groups)
+        self.carried_tokens += sum(group.held_tokens for group in groups)
         return groups
 
     def get(self, order: int) -> OpenGroup:
@@ -185,8 +203,8 @@ class GroupBook:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose fate is open: of the answers of groups that were neither trained nor dropped."""
-        return self.carried_tokens + sum(group.num_tokens for group in self)
+        """Tokens whose fate is open: of groups that were neither trained nor dropped."""
+        return self.carried_tokens + sum(group.held_tokens for group in self)
 
     def oldest_not_ready(self) -> int | None:
         """Lowest number among the groups that are not ready."""

@@ -4,21 +4,22 @@ Entries are written in the order in which things happened, so whatever part of t
 state that the run was in. The trajectories of `Scored` go into the columns of `swift_rlx.store`, everything else into
 the note of their unit, as JSON:
 
-    [["admitted", order, epoch, index], ["scored"], ["dropped", order, reason, tokens],
+    [["admitted", order, epoch, index], ["scored", {fate: tokens}], ["dropped", order, reason, tokens, {fate: tokens}],
      ["picked up", step, unfinished, waited, [order, ...]], ...]
 
-where each "scored" takes the next group of the unit.
+where each "scored" takes the next group of the unit, and {fate: tokens} is what was made for the group since its
+admission and is in none of its answers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from swift_rlx.errors import StoreError
-from swift_rlx.types import DropReason, TrajectoryGroup
+from swift_rlx.types import DropReason, Fate, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,18 @@ class Scored:
     """A group became ready; a later round of the same group takes the place of an earlier one."""
 
     group: TrajectoryGroup
+    lost: Mapping[Fate, int] = field(default_factory=dict)
+    """Tokens that were made for it since its admission and are in no answer of it; no later entry has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A group ended without training; `tokens` of its last round had been generated."""
+    """A group ended without training; its answers of the last round had `tokens`. `lost`: as for `Scored`."""
 
     order: int
     reason: DropReason
     tokens: int
+    lost: Mapping[Fate, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +99,24 @@ def decode(groups: Sequence[TrajectoryGroup], note: str) -> list[Entry]:
         ) from error
 
 
+def by_name(tokens: Mapping[Fate, int]) -> dict[str, int]:
+    """Counts of tokens by fate, as JSON has them."""
+    return {fate.value: count for fate, count in tokens.items()}
+
+
+def by_fate(tokens: Mapping[str, int]) -> dict[Fate, int]:
+    """The inverse of `by_name`. Raises `ValueError` for a fate that there is not."""
+    return {Fate(fate): int(count) for fate, count in tokens.items()}
+
+
 def _note(entry: Entry) -> list[object]:
     match entry:
         case Admitted():
             return ["admitted", entry.order, entry.epoch, entry.index]
         case Scored():
-            return ["scored"]
+            return ["scored", by_name(entry.lost)]
         case Dropped():
-            return ["dropped", entry.order, entry.reason.value, entry.tokens]
+            return ["dropped", entry.order, entry.reason.value, entry.tokens, by_name(entry.lost)]
         case PickedUp():
             return ["picked up", entry.step, entry.unfinished, entry.waited, list(entry.orders)]
 
@@ -111,10 +125,10 @@ def _entry(note: Sequence[object], groups: Iterator[TrajectoryGroup]) -> Entry:
     match note:
         case ["admitted", int(order), int(epoch), int(index)]:
             return Admitted(order, epoch, index)
-        case ["scored"]:
-            return Scored(next(groups))
-        case ["dropped", int(order), str(reason), int(tokens)]:
-            return Dropped(order, DropReason(reason), tokens)
+        case ["scored", dict(lost)]:
+            return Scored(next(groups), by_fate(lost))
+        case ["dropped", int(order), str(reason), int(tokens), dict(lost)]:
+            return Dropped(order, DropReason(reason), tokens, by_fate(lost))
         case ["picked up", int(step), int(unfinished), bool(waited), list(orders)]:
             return PickedUp(step, tuple(orders), unfinished, waited)
     raise ValueError(f"unknown entry {note!r}")

@@ -13,7 +13,7 @@ comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from swift_rlx.errors import CheckpointError
@@ -62,9 +62,11 @@ class _History:
                 self.admitted += 1
                 self.open[entry.order] = OpenPrompt(entry.index, entry.epoch, entry.order, rounds=1)
             case Scored():
-                self._scored(entry.group)
+                self._scored(entry)
             case Dropped():
-                self._replaced(self.open.pop(entry.order))
+                one = self.open.pop(entry.order)
+                self._replaced(one)
+                self._found(one, entry.lost)
                 self.tokens[fate_of_dropped(entry.reason)] += entry.tokens
                 self.dropped[entry.reason] = self.dropped.get(entry.reason, 0) + 1
             case PickedUp():
@@ -73,10 +75,11 @@ class _History:
                         raise KeyError(order)
                 self.replay.append(entry)
 
-    def _scored(self, group: TrajectoryGroup) -> None:
-        one = self.open[group.order]
+    def _scored(self, entry: Scored) -> None:
+        group, one = entry.group, self.open[entry.group.order]
         self._replaced(one)
-        self.open[group.order] = replace(one, rounds=group.rounds, ready=group)
+        self._found(one, entry.lost)
+        self.open[group.order] = replace(one, rounds=group.rounds, ready=group, held=0, lost=entry.lost)
         self.tokens[Fate.IN_FLIGHT] += sampled_tokens(group)
 
     def _replaced(self, one: OpenPrompt) -> None:
@@ -85,6 +88,12 @@ class _History:
             self.regenerated += 1
             self.tokens[Fate.IN_FLIGHT] -= sampled_tokens(one.ready)
             self.tokens[Fate.OVER_AGE] += sampled_tokens(one.ready)
+
+    def _found(self, one: OpenPrompt, lost: Mapping[Fate, int]) -> None:
+        """Tokens that were taken for cut went on into its answers, or are among the `lost` ones."""
+        self.tokens[Fate.CUT] -= one.held
+        for fate, tokens in lost.items():
+            self.tokens[fate] += tokens - one.lost.get(fate, 0)
 
     def state(self) -> RolloutState:
         """The snapshot of now."""

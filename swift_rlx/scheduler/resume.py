@@ -13,7 +13,7 @@ counted in steps; so the bound holds across the restart.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from swift_rlx.errors import CheckpointError
 from swift_rlx.scheduler.capacity import CapacityCounts
@@ -30,13 +30,19 @@ PromptOf = Callable[[int, int], Prompt]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenPrompt:
-    """A prompt that was admitted and has not ended; `ready`: its scored group, None where it is generated again."""
+    """A prompt that was admitted and has not ended; `ready`: its scored group, None where it is generated again.
+
+    `held`: tokens that its answers had by then, where it is generated again: counted as cut, unless a journal says
+    what became of them. `lost`: tokens that were made for it before and are in no answer, by what they are counted as.
+    """
 
     index: int
     epoch: int
     order: int
     rounds: int
     ready: TrajectoryGroup | None = None
+    held: int = 0
+    lost: Mapping[Fate, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,10 +121,7 @@ def capture(run: RunState, journal: str = "") -> RolloutState:
         version=run.version,
         group_size=run.config.group_size,
         capacity=run.capacity.counts(),
-        open=tuple(
-            OpenPrompt(one.prompt.index, one.prompt.epoch, one.order, one.rounds, ready.get(one.order))
-            for one in run.book
-        ),
+        open=tuple(_open_prompt(one, ready.get(one.order)) for one in run.book),
         trained=run.book.trained,
         dropped=dict(run.book.dropped),
         regenerated=run.book.regenerated,
@@ -131,6 +134,11 @@ def capture(run: RunState, journal: str = "") -> RolloutState:
         replay=tuple(run.replay),
         journal=journal,
     )
+
+
+def _open_prompt(group: OpenGroup, ready: TrajectoryGroup | None) -> OpenPrompt:
+    prompt, held = group.prompt, group.held_tokens if ready is None else 0
+    return OpenPrompt(prompt.index, prompt.epoch, group.order, group.rounds, ready, held, dict(group.lost))
 
 
 def restore(
@@ -162,6 +170,8 @@ def restore(
                 " prompt_of takes (index, epoch)"
             )
         group = run.book.restore(prompt, one.order, one.rounds, one.ready)
+        for fate, tokens in ((Fate.CUT, one.held), *one.lost.items()):
+            run.book.lost(group, fate, tokens)
         if one.ready is None:
             generate(group, begin)
         else:

@@ -99,8 +99,8 @@ class RolloutScheduler:
         )
         self._resumed, self._prompt_of = state, prompt_of
         recovery = self._recovery = Recovery(self._state)
-        self._drafts = DraftBook(self._state, self.weight_update)
-        self._generation = Generation(self._state, recovery, self._drafts, random.Random(config.seed))
+        drafts = DraftBook(self._state, self.weight_update)
+        self._generation = Generation(self._state, recovery, drafts, random.Random(config.seed))
         self._publisher = Publisher(
             self.weight_update,
             self._state.router,
@@ -227,7 +227,7 @@ class RolloutScheduler:
     def check(self) -> None:
         """Raise `SchedulingError` unless every prompt and every token is accounted for."""
         self._state.book.check(self._state.capacity.admitted)
-        self._state.ledger.check(self._state.book.held_tokens + self._drafts.held_tokens)
+        self._state.ledger.check(self._state.book.held_tokens)
 
     @property
     def version(self) -> PolicyVersion:

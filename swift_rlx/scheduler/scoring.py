@@ -70,7 +70,7 @@ class Scoring:
             return
         state.book.ready(group)
         state.ready.add(make_ready(record, state.config))
-        state.note(Scored(record))
+        state.note(Scored(record, dict(group.lost)))
         state.events.train.set()
 
     def _watch(self) -> None:

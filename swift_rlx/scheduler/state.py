@@ -131,16 +131,21 @@ class RunState:
         tokens = group.num_tokens
         self.ledger.settle(fate_of_dropped(reason), tokens)
         self.book.drop(group, reason)
-        self.note(Dropped(group.order, reason, tokens))
+        self.note(Dropped(group.order, reason, tokens, dict(group.lost)))
         self.capacity.drop()
         self.drops.dropped(group, record, reason)
         self.on_end(GroupEnd(record, GroupOutcome.DROPPED, reason, detail))
         self.events.generate.set()
         self.events.train.set()
 
-    def tokens_are_made_again(self, tokens: int) -> None:
+    def lose(self, group: OpenGroup, fate: Fate, tokens: int) -> None:
+        """Tokens that were made for a group are in none of its answers."""
+        self.ledger.settle(fate, tokens)
+        self.book.lost(group, fate, tokens)
+
+    def tokens_are_made_again(self, group: OpenGroup, tokens: int) -> None:
         """Tokens of an attempt are lost, and the next one makes them again."""
-        self.ledger.settle(Fate.FAILED, tokens)
+        self.lose(group, Fate.FAILED, tokens)
         self.repeated_tokens += tokens
 
     @contextmanager

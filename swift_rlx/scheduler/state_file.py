@@ -16,10 +16,10 @@ from typing import Any
 
 from swift_rlx.errors import CheckpointError, StoreError
 from swift_rlx.scheduler.capacity import CapacityCounts
-from swift_rlx.scheduler.journal_entries import PickedUp
+from swift_rlx.scheduler.journal_entries import PickedUp, by_fate, by_name
 from swift_rlx.scheduler.resume import OpenPrompt, RolloutState
 from swift_rlx.store import ShardWriter, read_shard
-from swift_rlx.types import DropReason, Fate, PolicyVersion, TrajectoryGroup
+from swift_rlx.types import DropReason, PolicyVersion, TrajectoryGroup
 
 FORMAT = 1
 STATE, TRAJECTORIES = "state.json", "trajectories.arrow"
@@ -96,7 +96,7 @@ def _plain(state: RolloutState) -> dict[str, Any]:
         "trained": state.trained,
         "dropped": {reason.value: count for reason, count in state.dropped.items()},
         "regenerated": state.regenerated,
-        "tokens": {fate.value: count for fate, count in state.tokens.items()},
+        "tokens": by_name(state.tokens),
         "staleness": {str(age): count for age, count in state.staleness.items()},
         "retries": state.retries,
         "failovers": state.failovers,
@@ -109,6 +109,8 @@ def _plain(state: RolloutState) -> dict[str, Any]:
                 "order": one.order,
                 "rounds": one.rounds,
                 "is_ready": one.ready is not None,
+                "held": one.held,
+                "lost": by_name(one.lost),
             }
             for one in state.open
         ],
@@ -129,7 +131,7 @@ def _state(plain: dict[str, Any], ready: dict[int, TrajectoryGroup]) -> RolloutS
         trained=plain["trained"],
         dropped={DropReason(reason): count for reason, count in plain["dropped"].items()},
         regenerated=plain["regenerated"],
-        tokens={Fate(fate): count for fate, count in plain["tokens"].items()},
+        tokens=by_fate(plain["tokens"]),
         staleness={int(age): count for age, count in plain["staleness"].items()},
         retries=plain["retries"],
         failovers=plain["failovers"],
@@ -146,4 +148,5 @@ def _state(plain: dict[str, Any], ready: dict[int, TrajectoryGroup]) -> RolloutS
 def _open_prompt(plain: dict[str, Any], ready: dict[int, TrajectoryGroup]) -> OpenPrompt:
     order = plain["order"]
     group = ready[order] if plain["is_ready"] else None
-    return OpenPrompt(plain["index"], plain["epoch"], order, plain["rounds"], group)
+    lost = by_fate(plain["lost"])
+    return OpenPrompt(plain["index"], plain["epoch"], order, plain["rounds"], group, plain["held"], lost)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 
 import pytest
-from journaled_runs import JournaledLife
+from journaled_runs import JournaledLife, MemoryLog
 from resumed_runs import Life, plan_of
+from scheduler_runs import prompts, score_one
+from small_run import settings
 
-from swift_rlx.errors import CheckpointError
-from swift_rlx.scheduler import generation, pickup, ready, replay, scheduler
+from swift_rlx.backends.base import WeightUpdate
+from swift_rlx.errors import BackendUnavailable, CheckpointError
+from swift_rlx.scheduler import (
+    IterableSource,
+    RolloutScheduler,
+    generation,
+    pickup,
+    ready,
+    replay,
+    scheduler,
+)
 from swift_rlx.scheduler.capacity import CapacityCounts
 from swift_rlx.scheduler.journal_entries import Admitted, Dropped, PickedUp
 from swift_rlx.scheduler.resume import RolloutState
+from swift_rlx.testing.fake_backend import FakeBackend, FakeScript, Fault
+from swift_rlx.testing.virtual_clock import run_virtual
 from swift_rlx.types import DropReason, Fate, PolicyVersion
 
 FAST_CRASHES, ALL_CRASHES = 70, 1000
@@ -53,6 +67,7 @@ def check(life, undisturbed):
     assert sum(life.stats.tokens.values()) == life.stats.generated_tokens
     assert not life.stats.tokens[Fate.IN_FLIGHT]
     assert life.stats.admitted == life.stats.trained + sum(life.stats.dropped.values())
+    assert life.stats.generated_tokens <= life.made_tokens, "tokens are counted twice"
 
 
 def crash_until(count):
@@ -104,6 +119,70 @@ def test_tokens_of_dropped_groups_have_the_fate_that_they_had_before_the_crash(r
     assert (after.dropped, after.capacity.dropped) == ({reason: 1}, 1)
 
 
+def _seconds(request):
+    return 2.0 + request.prompt.index / 10 + request.member
+
+
+def _dies_once(request):
+    if request.attempt == 1 and request.prompt.index == 3:
+        return Fault(BackendUnavailable, after_s=1.5)
+    return None
+
+
+def run_and_crash(log, saved=None, seconds=9.0, count=6):
+    """Let a small run go on for so long; its snapshots after a second and at the end, and what it made.
+
+    The worker tells of its tokens two at a time, fails once at prompt 3 behind an odd one, and weights are published by
+    `abort`, which throws away what was made.
+    """
+
+    async def main():
+        version = PolicyVersion() if saved is None else saved.next_version
+        script = FakeScript(_seconds, fault=_dies_once, tell_s=0.2)
+        backend = FakeBackend(script=script, mode=WeightUpdate.ABORT, version=version)
+        run = RolloutScheduler(
+            settings(group_size=2, weight_update=WeightUpdate.ABORT),
+            [backend],
+            IterableSource(prompts(count)[0 if saved is None else saved.admitted :]),
+            score_one,
+            version=version,
+            state=saved,
+            prompt_of=lambda index, epoch: prompts(count)[index],
+            journal=log,
+        )
+        async with run:
+            await asyncio.sleep(1.05)
+            snapshot = run.snapshot()
+            if seconds > 2:
+                run.publish(None)
+            await asyncio.sleep(seconds - 1.05)
+            return snapshot, run.snapshot(), backend.generated_tokens
+
+    return run_virtual(main())
+
+
+def test_answers_that_were_in_flight_at_the_snapshot_are_counted_once():
+    log = MemoryLog()
+    saved, crashed_at, made = run_and_crash(log)
+    assert saved.tokens[Fate.CUT] == sum(one.held for one in saved.open) > 0
+    assert all(one.ready is not None for one in crashed_at.open)
+    after = log.resume(saved)
+    assert after.tokens == crashed_at.tokens
+    assert min(after.tokens[Fate.FAILED], after.tokens[Fate.CUT]) > 0, "nothing was lost on the way"
+    assert sum(after.tokens.values()) == made
+
+
+def test_what_a_crash_cut_stays_cut_when_the_answers_are_made_again_before_the_next_checkpoint():
+    log = MemoryLog()
+    saved, _, _ = run_and_crash(log, seconds=1.4)
+    begun = log.resume(saved)
+    assert not any(one.ready for one in begun.open)
+    _, second, made = run_and_crash(log, begun)
+    after = log.resume(saved)
+    assert after.tokens == second.tokens
+    assert sum(after.tokens.values()) == made + sum(saved.tokens.values())
+
+
 @pytest.mark.slow
 def test_a_thousand_crashes_lose_and_repeat_nothing_that_the_journal_kept():
     crash_until(ALL_CRASHES)
@@ -116,11 +195,15 @@ def _forget_what_was_picked_up(monkeypatch):
 def _forget_what_was_scored(monkeypatch):
     honest = replay._History._scored
 
-    def every_other(self, group):
-        if group.order % 2:
-            honest(self, group)
+    def every_other(self, entry):
+        if entry.group.order % 2:
+            honest(self, entry)
 
     monkeypatch.setattr(replay._History, "_scored", every_other)
+
+
+def _count_what_was_in_flight_twice(monkeypatch):
+    monkeypatch.setattr(replay._History, "_found", lambda self, one, lost: None)
 
 
 def _forget_what_was_dropped(monkeypatch):
@@ -170,6 +253,7 @@ def _generate_at_once_what_will_be_over_age(monkeypatch):
         _forget_what_was_picked_up,
         _forget_what_was_scored,
         _forget_what_was_dropped,
+        _count_what_was_in_flight_twice,
         _admit_again,
         _replay_in_another_order,
         _lose_a_snapshot_taken_in_a_replay,

@@ -170,7 +170,9 @@ def test_a_state_comes_back_from_its_directory_as_it_was(tmp_path, environment):
     def sampled(request, count):
         return np.arange(count) % 4 != 3 if environment else None
 
-    state, _ = snapshot_of_a_small_run(sampled=sampled)
+    state, _ = snapshot_of_a_small_run(sampled=sampled, tell_s=0.5)
+    assert any(one.held for one in state.open)
+    state = replace(state, open=(*state.open[:-1], replace(state.open[-1], lost={Fate.FAILED: 7})))
     save_state(state, tmp_path / "rollout")
     back = load_state(tmp_path / "rollout")
     for name in (
@@ -195,6 +197,7 @@ def test_a_state_comes_back_from_its_directory_as_it_was(tmp_path, environment):
             other.rounds,
         )
         assert (one.ready is None) is (other.ready is None)
+        assert (one.held, one.lost) == (other.held, other.lost)
         if one.ready is None:
             continue
         for mine, original in zip(one.ready.members, other.ready.members, strict=True):

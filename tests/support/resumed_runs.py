@@ -49,6 +49,8 @@ class Life:
     stats: object = None
     seconds: float = 0.0
     """How long the last start took."""
+    made_tokens: int = 0
+    """By the workers of all starts."""
     resumed_ready: int = 0
     resumed_unfinished: int = 0
 
@@ -129,9 +131,12 @@ class Life:
             prompt_of=lambda index, epoch: every[index],
             **self.options(watch),
         )
-        async with scheduler:
-            await train_all(plan, scheduler, watch, begin.step, save)
-            stats = scheduler.statistics()
+        try:
+            async with scheduler:
+                await train_all(plan, scheduler, watch, begin.step, save)
+                stats = scheduler.statistics()
+        finally:
+            self.made_tokens += sum(backend.generated_tokens for backend in backends)
         # A kill while the scheduler closes is one before the end, too.
         self.stats, self.seconds = stats, loop.time()
         self.checkpoint.trained = watch.trained
