@@ -13,7 +13,6 @@ of any other part is raised by what the trainer waits for.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from types import TracebackType
@@ -22,9 +21,10 @@ from swift_rlx.backends.base import Backend, WeightUpdate, resolve_weight_update
 from swift_rlx.clock import Clock, LoopClock
 from swift_rlx.errors import BackendTimeout, ConfigError, SchedulingError
 from swift_rlx.scheduler.capacity import Capacity
+from swift_rlx.scheduler.closing import close_run
 from swift_rlx.scheduler.config import RolloutConfig
 from swift_rlx.scheduler.drafts import DraftBook
-from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd
+from swift_rlx.scheduler.ending import OnEnd
 from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.groups import GroupBook, GroupState
 from swift_rlx.scheduler.journal_entries import EntrySink
@@ -35,7 +35,6 @@ from swift_rlx.scheduler.prompts import PromptSource
 from swift_rlx.scheduler.publishing import Publisher
 from swift_rlx.scheduler.ready import ReadyBuffer
 from swift_rlx.scheduler.recovery import Recovery
-from swift_rlx.scheduler.requests import within
 from swift_rlx.scheduler.resume import PromptOf, RolloutState, capture, restore
 from swift_rlx.scheduler.routing import Router, make_workers
 from swift_rlx.scheduler.scoring import Scoring
@@ -204,25 +203,7 @@ class RolloutScheduler:
 
     async def close(self) -> None:
         """End the run: loops, then requests (with the tokens that they have), then scoring, then the backends."""
-        state = self._state
-        if state.is_closing:
-            return
-        state.is_closing = True
-        state.events.wake_waiters()
-        await state.supervisor.stop_loops()
-        self._generation.cut_all()
-        await self._wait_for_requests()
-        await state.supervisor.stop_tasks()
-        scored = {ready.group.order: ready.group for ready in state.ready.groups()}
-        for group in state.book.carry_over():
-            record = scored.get(group.order) or group.record()
-            state.on_end(GroupEnd(record, GroupOutcome.CARRIED))
-        grace_s = state.config.abort_grace_s
-        closing = [
-            within(grace_s, worker.backend.close(), f"worker '{worker.name}' to close")
-            for worker in state.router.workers
-        ]
-        await asyncio.gather(*closing, return_exceptions=True)
+        await close_run(self._state, self._generation)
 
     def check(self) -> None:
         """Raise `SchedulingError` unless every prompt and every token is accounted for."""
@@ -287,19 +268,6 @@ class RolloutScheduler:
                 f"{''.join(f'; {said}' for said in (state.last_failure, state.drops.last) if said)}"
             )
         )
-
-    async def _wait_for_requests(self) -> None:
-        """Give the backends the grace to hand over what they have."""
-        router, clock = self._state.router, self._state.clock
-        over = asyncio.Event()
-        timer = clock.call_later(self._state.config.abort_grace_s, over.set)
-        while router.inflight and not over.is_set():
-            self._state.events.generate.clear()  # set by every request that ends; its loop has gone
-            waits = [asyncio.ensure_future(event.wait()) for event in (self._state.events.generate, over)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-        timer.cancel()
 
 
 def _check_names(names: list[str]) -> None:
