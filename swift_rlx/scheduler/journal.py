@@ -86,7 +86,7 @@ class Journal:
         # What waits is bounded by the groups that are open.
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._hurry = threading.Event()
-        self._is_closing = False
+        self._is_closing = self._has_ended = False
         self._flushing: set[threading.Event] = set()
         self._failure: StoreError | None = None
         self._busy_since: float | None = None
@@ -125,10 +125,15 @@ class Journal:
             self._items.put(partial(self._log.release, self._directory, kept))
 
     def flush(self, limit_s: float = CLOSE_S) -> bool:
-        """Wait until what was added is written; whether that took less than the limit. Raises as `add` does."""
+        """Wait until what was added is written; whether that took less than the limit. Raises as `add` does.
+
+        A journal that is closed has written it.
+        """
         done = threading.Event()
-        self._flushing.add(done)  # before the look at the failure: whoever fails later sets it
+        self._flushing.add(done)  # before the look at the end: a thread that ends later sets it
         self._raise_failure()
+        if self._has_ended:
+            done.set()
         self._items.put(done.set)
         self._hurry.set()
         is_done = done.wait(limit_s)
@@ -187,7 +192,7 @@ class Journal:
         finally:
             if failure is not None:
                 self._log.abandon()
-            self._failure, self._busy_since = failure, None
+            self._failure, self._busy_since, self._has_ended = failure, None, True
             for each in list(self._flushing):
                 each.set()
 

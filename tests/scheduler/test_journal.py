@@ -210,6 +210,15 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(made, tmp_path, monkeypat
     assert caplog.text.count("tries it again") == 1
 
 
+def test_what_was_added_is_written_once_the_journal_is_closed(made, tmp_path):
+    log = made()
+    name = log.cut()
+    log.add(Admitted(3, 0, 3))
+    log.close()
+    assert log.flush(0.05)
+    assert orders(tmp_path / "journal", name) == [3]
+
+
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
 def test_a_disk_that_refuses_the_end_of_a_segment_for_a_while_costs_nothing(tmp_path, monkeypatch, call):
     monkeypatch.setattr(segment_log, "RETRY_EVERY_S", 0.01)

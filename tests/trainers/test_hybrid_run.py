@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from swift_rlx.errors import CheckpointError, ConfigError, StoreError
+from swift_rlx.scheduler.journal import Journal
+from swift_rlx.scheduler.journal_entries import PickedUp
 from swift_rlx.store import BatchRules, GroupFilter, StoredGroup, TrajectoryStore
 from swift_rlx.trainers import stored_prompts as stored_prompts_of_run
 from swift_rlx.trainers.hybrid_run import HybridPlan, HybridRun, Restart
@@ -251,6 +253,21 @@ def test_what_cannot_be_written_ends_the_run_at_its_next_batch(tmp_path: Path) -
     with pytest.raises(StoreError, match="cannot write to its store any more: the column 'picture'"):
         driver.run.decide(1, driver.allow)
     driver.run.close()
+
+
+def test_the_last_batch_is_stored_where_the_journal_was_closed_before(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.cut()
+    journal.add(PickedUp(0, (0, 1), 0, False))
+    journal.close()
+    run = HybridRun(plan(tmp_path / "store"), RECIPE)
+    run.begin_sealing(replace(FACTS, flush_journal=lambda: journal.flush(0.05)))
+    assert run.sealer is not None
+    run.sealer.add(0, fresh(0))
+    assert run.sealer.wait(1, limit_s=20)
+    run.close()
+    assert not run.sealer._thread.is_alive()
+    assert stored_prompts(tmp_path / "store") == dict.fromkeys(range(2), 1)
 
 
 def test_two_rewards_that_differ_in_anything_have_two_recipes() -> None:
