@@ -58,7 +58,7 @@ def _facts(snapshot: Snapshot) -> dict[str, Any]:
         "groups": snapshot.num_groups,
         "prompts": len(np.unique(prompts)),
         "tokens": sum(entry.num_tokens for entry in entries),
-        "unscored trajectories": snapshot.num_rows - int(facts.scored_G.sum()),
+        "unscored trajectories": snapshot.num_rows - sum(int(chunk.scored().sum()) for chunk in chunks),
         "trajectories without log-probs": sum(chunk.columns["logprobs"].null_count for chunk in chunks),
         "groups without spread": int((facts.spread_G == 0).sum()),
         "oldest policy step": int(facts.oldest_G.min(initial=2**31 - 1)) if len(facts.oldest_G) else 0,

@@ -61,9 +61,20 @@ class Chunk:
         self._is_first = self.validity("prompt_ids")
         self._begins = self.group_begins()
 
-    def with_rewards(self) -> BoolArray:
-        """Which rows have a reward, [num_rows]."""
-        return _unpacked(self._is_rewarded, self.num_rows)
+    def scored(self) -> BoolArray:
+        """Which rows have a reward that is a finite number, [num_rows]."""
+        return _unpacked(self._is_rewarded, self.num_rows) & np.isfinite(self.rewards)
+
+    def may_train(self) -> BoolArray:
+        """Which rows are scored and have a token that trains, [num_rows]."""
+        offsets, _ = self._tokens
+        has_token = np.diff(offsets) > 0
+        if self.columns["sampled"].null_count < self.num_rows:
+            begins, ends = self._mask_offsets[:-1], self._mask_offsets[1:]
+            before = np.zeros(8 * len(self._mask_bits) + 1, np.int64)
+            np.cumsum(np.unpackbits(self._mask_bits, bitorder="little"), out=before[1:])
+            has_token &= ~_unpacked(self._has_mask, self.num_rows) | (before[ends] > before[begins])
+        return self.scored() & has_token
 
     def group_begins(self) -> IntArray:
         """The rows that begin a group."""

@@ -30,9 +30,10 @@ DTYPES = {
 class GroupFacts:
     """Arrays are [G].
 
-    `scored_G`: members with a reward. `spread_G`: largest minus smallest reward, `best_G`: the largest; -inf where no
-    member has one. `oldest_G`: the oldest optimizer step that made one of its tokens. `recipe_G`, `writer_G`: places in
-    `recipes` and `writers`; a group whose members have rewards of several recipes has `MIXED`.
+    `scored_G`: members that may train: with a reward, and a token in the loss mask. `spread_G`: largest minus smallest
+    of their rewards, `best_G`: the largest; -inf where there is none. `oldest_G`: the oldest optimizer step that made
+    one of its tokens. `recipe_G`, `writer_G`: places in `recipes` and `writers`; a group with rewards of several
+    recipes has `MIXED`.
     """
 
     scored_G: npt.NDArray[np.int32]
@@ -81,7 +82,7 @@ def _of_chunk(chunk: Chunk, recipes: _Names, writers: _Names) -> dict[str, npt.N
     begins = chunk.group_begins()
     if not len(begins):
         raise ValueError("a chunk of a store begins with a group")
-    is_scored = chunk.with_rewards() & np.isfinite(chunk.rewards)
+    is_scored = chunk.may_train()
     scored = np.add.reduceat(is_scored, begins, dtype=np.int32)
     best = np.maximum.reduceat(np.where(is_scored, chunk.rewards, -np.inf), begins)
     worst = np.minimum.reduceat(np.where(is_scored, chunk.rewards, np.inf), begins)
@@ -104,7 +105,7 @@ def _recipes_of_groups(
     begins: npt.NDArray[np.int32],
     names: _Names,
 ) -> npt.NDArray[np.int16]:
-    """The recipe of each group's scored members."""
+    """The recipe of each group's members that may train."""
     low = np.minimum.reduceat(np.where(is_scored, codes, np.iinfo(np.int16).max), begins)
     high = np.maximum.reduceat(np.where(is_scored, codes, -1), begins)
     mixed = names.setdefault(MIXED, len(names))

@@ -17,12 +17,13 @@ from swift_rlx.store.group_facts import MIXED, GroupFacts
 class GroupFilter:
     """Conditions that a group meets to train.
 
-    `min_members`: with a reward. `min_spread`: largest minus smallest reward; above 0 it leaves groups out from which
-    a baseline learns nothing. `min_best`: of the largest reward. `max_age`: optimizer steps since the oldest weights
-    that made one of its tokens, which are steps of one run: with `own`, the names of that run's writers, those of
-    others have no age, and `max_age` leaves them out. `recipe`: what the rewards are made of; None: all groups must
-    have the same. `recipe_may_lack`: that no group has it is no error, but leaves out all. `sealed`: of each writer the
-    last round that counts, None: all; a resumed run sees what it saw before.
+    `min_members`: with a reward, and a token in the loss mask. `min_spread`: largest minus smallest reward; above 0
+    it leaves groups out from which a baseline learns nothing. `min_best`: of the largest reward. `max_age`:
+    optimizer steps since the oldest weights that made one of its tokens, which are steps of one run: with `own`,
+    the names of that run's writers, those of others have no age, and `max_age` leaves them out. `recipe`: what the
+    rewards are made of; None: all groups must have the same. `recipe_may_lack`: that no group has it is no error,
+    but leaves out all. `sealed`: of each writer the last round that counts, None: all; a resumed run sees what it
+    saw before.
     """
 
     min_members: int = 2

@@ -30,7 +30,7 @@ LongArray = npt.NDArray[np.int64]
 class TrainableGroups:
     """See the module. Raises `StoreError` as `Selection` does, and where no group is left.
 
-    `ids`, `sizes`: of the groups, [G]; a size counts the members with a reward. `left_out`: groups that the filter did
+    `ids`, `sizes`: of the groups, [G]; a size counts the members that may train. `left_out`: groups that the filter did
     not let pass, by the first reason. `recipe`: what all rewards are made of.
     """
 
@@ -59,7 +59,7 @@ class TrainableGroups:
 
     @property
     def num_rows(self) -> int:
-        """Completions with a reward."""
+        """Completions that may train."""
         return int(self.sizes.sum())
 
     def group(self, group_id: int) -> StoredGroup:
@@ -85,13 +85,13 @@ class TrainableGroups:
         return np.stack([answers, self._of_rows(prompts)]).astype(np.int64)
 
     def num_without_logprobs(self) -> int:
-        """Scored members whose log-probs are missing."""
+        """Members that may train, and whose log-probs are missing."""
         missing = [
             chunk.columns["logprobs"].is_null().to_numpy(zero_copy_only=False)
             for chunk in self.snapshot.chunks
         ]
-        scored = [chunk.with_rewards() & np.isfinite(chunk.rewards) for chunk in self.snapshot.chunks]
-        return int((self._of_rows(missing) & self._of_rows(scored)).sum())
+        may_train = [chunk.may_train() for chunk in self.snapshot.chunks]
+        return int((self._of_rows(missing) & self._of_rows(may_train)).sum())
 
     def logprobs_by(self) -> set[str]:
         """What computed log-probs that had been missing."""

@@ -15,6 +15,7 @@ import numpy as np
 from swift_rlx.errors import StoreError
 from swift_rlx.store import StoredGroup
 from swift_rlx.trainers.rollout_rows import Origin, PickedBatch, rows_of_batch
+from swift_rlx.trainers.stored_rows import may_train
 from swift_rlx.types import TrainBatch, TrainGroup, Trajectory
 
 UNKNOWN_AGE = 2**20
@@ -32,7 +33,7 @@ class PickedGroup:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """`groups` of `group_size` rows each. Of a larger stored group the first scored members train."""
+    """`groups` of `group_size` rows each. Of a larger stored group the first members train that may."""
 
     groups: int
     group_size: int
@@ -49,7 +50,7 @@ def stored_batch(
 
     `columns`: names of the rewards whose raw values are shown; no more than that is done with them. Log-probs that are
     missing are NaN in the rows, which `row_alignment` takes for unusable. Raises `StoreError` for a group without a
-    scored member or without the messages of its prompt, and `ValueError` for no group at all.
+    member that may train or without the messages of its prompt, and `ValueError` for no group at all.
     """
     groups = [_train_group(one, shape.group_size, step) for one in picked]
     rows = rows_of_batch(TrainBatch(step, tuple(groups)), shape.groups, shape.group_size, columns)
@@ -69,12 +70,12 @@ def stored_batch(
 
 def _train_group(picked: PickedGroup, group_size: int, step: int) -> TrainGroup:
     group = picked.stored.group
-    scored = [member for member in group.members if member.score.reward is not None][:group_size]
-    if not scored:
+    chosen = [member for member in group.members if may_train(member)][:group_size]
+    if not chosen:
         raise StoreError(
-            f"the stored group of prompt {group.prompt.key} has no member with a reward to train on"
+            f"the stored group of prompt {group.prompt.key} has no member with a reward and a token to train on"
         )
-    members = tuple(member if picked.is_own else _without_age(member, step) for member in scored)
+    members = tuple(member if picked.is_own else _without_age(member, step) for member in chosen)
     masks = tuple(
         np.ones(one.completion.num_tokens, np.bool_)
         if one.completion.sampled is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from answered_store import answered_group, answered_store
 
@@ -58,6 +60,25 @@ def test_sizes_count_scored_members_and_lengths_belong_to_the_groups(tmp_path):
     assert groups.num_rows == 2
     assert groups.lengths().tolist() == [[5, 5, 5], [6, 6, 6]]
     assert groups.left_out["too few scored"] == 1
+
+
+def test_a_completion_without_a_token_that_trains_does_not_count(tmp_path):
+    def masked(number, *masks):
+        group = answered_group(number, rewards=(1.0, 0.5, 0.0), tokens=3)
+        members = tuple(
+            replace(one, completion=replace(one.completion, sampled=mask and np.array(mask)))
+            for one, mask in zip(group.group.members, masks, strict=True)
+        )
+        return replace(group, group=replace(group.group, members=members))
+
+    nothing, last, every = (False,) * 3, (False, False, True), None
+    kept = [masked(1, last, nothing, every), masked(2, every, every, every)]
+    groups = groups_of(filled(tmp_path / "s", [*kept, masked(3, nothing, every, nothing)]), min_spread=0.6)
+    assert sorted(groups.sizes.tolist()) == [2, 3]
+    assert groups.left_out["too few scored"] == 1
+    [too_even] = [masked(4, every, every, nothing)]
+    with pytest.raises(StoreError, match="1 too little spread"):
+        groups_of(filled(tmp_path / "t", [too_even]), min_spread=0.6)
     with pytest.raises(KeyError):
         groups.group(17)
 

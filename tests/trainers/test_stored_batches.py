@@ -1,14 +1,18 @@
 """Stored groups as the batch that the ranks get: rewards, ages, fillers and prompts."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from swift_rlx.algorithms import loo_advantages
 from swift_rlx.errors import StoreError
 from swift_rlx.store import StoredGroup
 from swift_rlx.trainers.rollout_rows import Origin, decode_batch, encode_batch
+from swift_rlx.trainers.row_alignment import align
 from swift_rlx.trainers.stored_batches import UNKNOWN_AGE, BatchShape, PickedGroup, stored_batch
 from swift_rlx.types import (
     Completion,
@@ -62,6 +66,18 @@ def test_a_larger_group_is_cut_to_its_first_scored_members_and_a_smaller_one_is_
     assert len(batch.prompts) == 3
 
 
+def test_an_answer_without_a_token_that_trains_is_in_nobodys_baseline() -> None:
+    group = stored([1.0, 0.0, 0.5, float("nan")])
+    one, other, *rest = group.group.members
+    vain = replace(other, completion=replace(other.completion, sampled=np.zeros(3, np.bool_)))
+    group = replace(group, group=replace(group.group, members=(one, vain, *rest)))
+    batch = stored_batch([PickedGroup(group)], BatchShape(1, 3), 6)
+    assert [(row.member, row.is_filler) for row in batch.rows] == [(0, False), (2, False), (0, True)]
+    usable = align(batch.rows, [torch.ones(3, 3)]).usable_n
+    rewards = torch.tensor([row.reward for row in batch.rows])
+    assert loo_advantages(rewards, torch.zeros(3, dtype=torch.int64), usable).tolist() == [0.5, -0.5, 0.0]
+
+
 def test_tokens_of_an_environment_do_not_train() -> None:
     sampled = np.array([True, False, True])
     batch = stored_batch([PickedGroup(stored([1.0], sampled=sampled), is_own=True)], BatchShape(1, 1), 6)
@@ -71,7 +87,7 @@ def test_tokens_of_an_environment_do_not_train() -> None:
 
 
 def test_what_cannot_train_is_refused() -> None:
-    with pytest.raises(StoreError, match="has no member with a reward to train on"):
+    with pytest.raises(StoreError, match="has no member with a reward and a token to train on"):
         stored_batch([PickedGroup(stored([None, None]))], BatchShape(1, 2), 0)
     group = stored([1.0])
     group.group.prompt.columns.pop("messages")  # type: ignore[attr-defined]
