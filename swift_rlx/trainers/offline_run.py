@@ -25,7 +25,6 @@ from swift_rlx.trainers.start_logprobs import add_missing_logprobs
 from swift_rlx.trainers.stored_rows import (
     Place,
     encoded_as_stored,
-    missing_logprobs,
     places_of,
     reward_of,
     row_of,
@@ -217,9 +216,11 @@ class OfflineRunMixin:
         if not self.model.training:
             return super().usable_rows(num_rows)
         usable_n = torch.tensor([not place.is_empty for place in self._places])
-        if self.plan["objective"] == "rloo_is":
-            usable_n &= ~missing_logprobs(self._places)
-        return self.accelerator.gather(usable_n.to(self.accelerator.device)).cpu()
+        if self.plan["objective"] == "rloo_is":  # its weights need a log-prob for each token
+            usable_n = self._aligned_rows.usable_n
+        usable = self.accelerator.gather(usable_n.to(self.accelerator.device)).cpu()
+        self._metrics["train"]["rollout/rows_unusable"].append((~usable).float().mean().item())
+        return usable
 
     def behavior_fields(self, index: int) -> dict[str, Any]:
         fields: dict[str, Any] = super().behavior_fields(index)

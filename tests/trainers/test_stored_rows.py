@@ -1,13 +1,17 @@
 """Stored completions as samples: which train in which epoch, and their tokens as they were sampled."""
 
 import math
+from collections import defaultdict
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from answered_store import answered_group
 
 from swift_rlx.store import StoredGroup
+from swift_rlx.trainers.offline_run import OfflineRunMixin
+from swift_rlx.trainers.row_alignment import align
 from swift_rlx.trainers.stored_rows import (
     encoded_as_stored,
     missing_logprobs,
@@ -23,6 +27,21 @@ def members(
 ) -> list[int | None]:
     places = places_of(stored, count, epoch=epoch, seed=3, group_id=77, max_tokens=max_tokens)
     return [None if place.is_empty else place.member.member for place in places]
+
+
+def test_a_row_trains_only_with_a_log_prob_for_each_of_its_tokens() -> None:
+    trainer: Any = object.__new__(OfflineRunMixin)
+    trainer._places = places_of(answered_group(0, 2, tokens=3), 3, epoch=0, seed=0, group_id=1)
+    masks = [torch.tensor([[1, 1, 1], [0, 1, 1], [1, 0, 0]])]
+    trainer._aligned_rows = align([row_of(place) for place in trainer._places], masks)
+    trainer._metrics = {"train": defaultdict(list)}
+    trainer.accelerator = SimpleNamespace(device="cpu", gather=lambda values: values)
+    trainer.model = SimpleNamespace(training=True)
+    trainer.plan = {"objective": "rloo_is"}
+    assert trainer.usable_rows(3).tolist() == [True, False, False]
+    assert trainer._metrics["train"]["rollout/rows_unusable"] == [pytest.approx(2 / 3)]
+    trainer.plan = {"objective": "awac"}
+    assert trainer.usable_rows(3).tolist() == [True, True, False]
 
 
 def test_a_group_smaller_than_its_places_leaves_the_last_ones_empty() -> None:
