@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from ..importance import importance_weights
@@ -52,16 +51,19 @@ class RLOOWithImportance(Stateless):
             f"{self.name}/advantage_abs": advantages.abs().sum().item() / count,
             f"{self.name}/rows_without_advantage": int((valid & (advantages == 0)).sum()) / count,
         }
-        return RLOOPlan(self, advantages / count, count, metrics)
+        return RLOOPlan(self, advantages / count, valid, metrics)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RLOOPlan:
-    """Advantages of a generation batch, divided by the `count` of completions that train."""
+    """Advantages of a generation batch, divided by the number of completions that train: those in `trains_B`, bool.
+
+    Its parts of `weight_mean` and `clipped_high` sum to means over these completions, an advantage of 0 or not.
+    """
 
     objective: RLOOWithImportance
     coefficients_B: Tensor
-    count: int
+    trains_B: Tensor
     metrics: Mapping[str, float]
 
     def loss(self, part: MicroBatch) -> ObjectiveLoss:
@@ -78,27 +80,27 @@ class RLOOPlan:
             chosen.cap,
             chosen.bounds,
         )
-        coefficients = self.coefficients_B.to(logprobs.device)[part.rows_b.to(logprobs.device)]
+        rows_b = part.rows_b.to(logprobs.device)
+        coefficients = self.coefficients_B.to(logprobs.device)[rows_b]
         per_token = found.weights if found.weights.ndim == 2 else None
         losses_b = sequence_ppo_loss(
             logprobs, proximal, coefficients, mask, chosen.epsilon_low, chosen.epsilon_high, per_token
         ).loss_B
         if per_token is None:
             losses_b = losses_b * found.weights
-        trains = (mask.any(-1) & (coefficients != 0)).to(torch.float64)
-        weight_b = found.weights.double() if per_token is None else _row_mean(found.weights, mask)
-        share = {
-            f"{chosen.name}/weight_mean": (weight_b * trains).sum().item() / self.count,
-            f"{chosen.name}/clipped_high": _share(found.clipped_high, mask) * len(trains) / self.count,
+        share_b = self.trains_B.to(logprobs.device)[rows_b].double() / self.trains_B.sum().item()
+        means = {"weight_mean": found.weights, "clipped_high": found.clipped_high}
+        metrics = {
+            f"{chosen.name}/{name}": (_by_row(values, mask) * share_b).sum().item()
+            for name, values in means.items()
         }
-        return ObjectiveLoss(losses_b.sum(), share)
+        return ObjectiveLoss(losses_b.sum(), metrics)
+
+
+def _by_row(values: Tensor, mask_bT: Tensor) -> Tensor:
+    """[b] values, of [b] or as means over the tokens of [b, T]."""
+    return values.double() if values.ndim == 1 else _row_mean(values, mask_bT)
 
 
 def _row_mean(values_bT: Tensor, mask_bT: Tensor) -> Tensor:
     return values_bT.double().where(mask_bT, 0.0).sum(-1) / mask_bT.sum(-1).clamp(min=1)
-
-
-def _share(flags: Tensor, mask_bT: Tensor) -> float:
-    """Mean over rows of the share of weights that are flagged."""
-    per_row = flags.double() if flags.ndim == 1 else _row_mean(flags, mask_bT)
-    return per_row.mean().item() if len(per_row) else 0.0

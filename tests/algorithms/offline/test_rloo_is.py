@@ -100,6 +100,23 @@ def test_three_completions_by_hand():
     assert plan.metrics["rloo_is/rows_without_advantage"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("rule", ["sequence_product", "token_truncate"])
+def test_the_mean_weight_is_one_of_all_completions_that_train(rule):
+    plan = RLOOWithImportance(correction=rule).plan(ROWS)
+    parts = [torch.tensor([0]), torch.tensor([1, 2])]
+    same = [plan.loss(MicroBatch(rows, BATCH_MASK[rows], LOGPROBS[rows], LOGPROBS[rows])) for rows in parts]
+    assert sum(one.metrics["rloo_is/weight_mean"] for one in same) == pytest.approx(1.0), (
+        "row 2 has the advantage 0, and trains"
+    )
+    left_out = dataclasses.replace(ROWS, valid_B=tensor([True, True, False]))
+    found = RLOOWithImportance(correction=rule).plan(left_out)
+    found = found.loss(
+        MicroBatch(torch.arange(3), BATCH_MASK, LOGPROBS, LOGPROBS - tensor([[0.0], [0.0], [9.0]]))
+    )
+    assert found.metrics["rloo_is/weight_mean"] == pytest.approx(1.0)
+    assert found.metrics["rloo_is/clipped_high"] == 0.0
+
+
 def test_equal_policies_give_the_loss_without_weights_to_the_last_bit():
     losses = []
     for objective in (RLOOWithImportance(), RLOOWithImportance(correction="none")):
