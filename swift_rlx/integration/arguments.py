@@ -30,6 +30,7 @@ from swift_rlx.integration.engine_options import (
     refuse_replaced,
 )
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
+from swift_rlx.integration.launcher_watch import end_with_launcher
 from swift_rlx.integration.model_path import refuse_missing_folder
 from swift_rlx.integration.offline_plan import settle_offline
 from swift_rlx.integration.placement import settle_devices
@@ -148,6 +149,7 @@ def _become_ours(args: Any) -> None:
             refuse_options_of_servers(args.rlx_engine_options)
         settle_devices(args)
     args.rlhf_type = "grpo"
+    end_with_launcher()
 
 
 def _fill_generation_batch(args: Any) -> None:

@@ -73,6 +73,8 @@ def test_nothing_is_left(
     assert mine, "weights go through shared memory"
     if how is signal.SIGINT:  # a terminal sends it to the whole foreground group
         os.killpg(process.pid, how)
+    elif how is signal.SIGTERM:  # what sent it knows the command alone, which passes nothing on
+        process.send_signal(how)
     else:
         trainer.send_signal(how)
     _, alive = psutil.wait_procs(family, timeout=LEFT_AFTER_S)
