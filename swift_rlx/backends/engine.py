@@ -9,7 +9,10 @@ An engine is chosen by name: `transformers`, `vllm`, or one that a package offer
 
 from __future__ import annotations
 
+import functools
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -60,6 +63,14 @@ class Engine(Backend, Protocol):
 
 EngineFactory = Callable[[EngineSpec], Engine]
 
+IMPORT_LIMIT_S = 120.0
+_IMPORT = """
+import importlib, sys
+module, _, function = sys.argv[1].partition(":")
+if not callable(getattr(importlib.import_module(module), function)):
+    raise TypeError("it is no function")
+"""
+
 BACKENDS = Registry(kind="rollout backend", group="swift_rlx.backends")
 """Names of engines; ours are registered by their entry points."""
 
@@ -80,3 +91,19 @@ def engine_factory(name: str) -> EngineFactory:
             f"the rollout backend '{name}' is refused: {error}; use a registered name or 'module:function'"
         ) from error
     return factory
+
+
+@functools.lru_cache
+def why_not_there(path: str) -> str | None:
+    """What is wrong with a "module:function", before anything is started that takes long; None: nothing.
+
+    It is imported in a process of its own, which finds what a worker finds: what it imports may be large, and is of no
+    use to the trainer. One that takes more than `IMPORT_LIMIT_S` is left to the worker, which has a limit of its own.
+    """
+    command = [sys.executable, "-c", _IMPORT, path]
+    try:
+        asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return None
+    said = asked.stderr.decode(errors="replace").strip().splitlines()
+    return None if not asked.returncode else (said or [f"importing it ends with code {asked.returncode}"])[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -88,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from swift_rlx.simulation import simulate
 
-    fills, settings = options.fill_the_wait, list(_settings(options))
+    with _named_by_flag():
+        fills, settings = options.fill_the_wait, list(_settings(options))
     print(f"{'workers':>7}{'bound':>7}{COLUMNS}{FILL_COLUMNS if fills else ''}")
     for setting in settings:
         outcome = simulate(setting)
@@ -113,11 +115,23 @@ def _refuse_what_has_no_effect(options: argparse.Namespace) -> None:
             )
 
 
+@contextlib.contextmanager
+def _named_by_flag() -> Iterator[None]:
+    """A refused `Setting` begins with the name of its field, which is that of a flag here."""
+    try:
+        yield
+    except ConfigError as error:
+        field, _, rest = str(error).partition(" ")
+        raise ConfigError(f"--{field.replace('_', '-')} {rest}") from error
+
+
 def _settings(options: argparse.Namespace) -> Iterator[Setting]:
     from swift_rlx.backends import WeightUpdate
     from swift_rlx.scheduler import TrainOrder
     from swift_rlx.simulation import Setting
 
+    if options.slots < 1:
+        raise ConfigError(f"slots {options.slots} is refused: use at least 1")
     base = Setting(
         train_s=options.train_s,
         generate_s=options.generate_s,

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from swift_rlx.backends import EngineSpec
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.answer_ends import AnswerEnds, answer_ends
-from swift_rlx.integration.devices import Machine, place_workers
+from swift_rlx.integration.devices import place_workers
 from swift_rlx.integration.message_encoding import encoded, template_of
 from swift_rlx.integration.placement import this_machine
 from swift_rlx.trainers.crew import ProcessCrew
@@ -101,10 +101,14 @@ class CandidateModel:
         """An answer without the tokens that only end it, as rewards see it in training."""
         return str(self._reader.decode_generate_ids(np.asarray(token_ids).tolist()))
 
+    def check_workers(self, plan: WorkerPlan) -> None:
+        """Raise ConfigError where this machine has no room for them, before anything is made."""
+        _devices(plan.workers, plan.options)
+
     def crew(self, plan: WorkerPlan, most_tokens: int, run_directory: Path) -> ProcessCrew:
         """The workers, not started; `most_tokens`: of any prompt with its answer.
 
-        Raises ConfigError where there is no accelerator for each of them.
+        Raises ConfigError where this machine has no room for them.
         """
         devices = _devices(plan.workers, plan.options)
         if not any(devices):
@@ -150,10 +154,16 @@ def _has_accelerator() -> bool:
 def _devices(workers: int, options: dict[str, Any]) -> list[tuple[str, ...]]:
     """Accelerators of each worker: nothing trains, so all are theirs."""
     per_worker = int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
-    visible = this_machine(use_cpu=False).accelerators
+    machine = this_machine(use_cpu=False)
+    visible = machine.accelerators
+    if not visible and workers > machine.most_workers:
+        raise ConfigError(
+            f"--workers {workers} is refused: without an accelerator at most {machine.most_workers} may share the"
+            f" {machine.cores} core(s); use fewer"
+        )
     if visible and workers * per_worker > len(visible):
         raise ConfigError(
             f"--workers {workers} of {per_worker} accelerator(s) each are refused: {len(visible)} are visible"
             f" ({','.join(visible)}); use fewer, or name others in CUDA_VISIBLE_DEVICES"
         )
-    return place_workers(Machine(visible, ranks=0), workers, (), per_worker)
+    return place_workers(replace(machine, ranks=0), workers, (), per_worker)

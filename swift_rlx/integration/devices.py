@@ -7,6 +7,8 @@ from swift_rlx.errors import ConfigError
 
 SHARED_MEMORY_SHARE = 0.45
 """The largest `--vllm_gpu_memory_utilization` at which a worker may share a card with a rank."""
+WORKERS_PER_CORE = 4
+"""More would only wait for each other, each with the weights in memory."""
 
 
 @dataclass(frozen=True)
@@ -14,12 +16,18 @@ class Machine:
     """What there is: the accelerators that this node's processes may use, in order, and the training ranks on it.
 
     Rank r trains on `accelerators[r]`, as torchrun and ms-swift place it. Empty: the CPU. `is_restricted`: the user
-    named them with CUDA_VISIBLE_DEVICES, so that there may be more, for the workers.
+    named them with CUDA_VISIBLE_DEVICES, so that there may be more, for the workers. `cores`: that they may run on.
     """
 
     accelerators: tuple[str, ...]
     ranks: int
     is_restricted: bool = False
+    cores: int = 1
+
+    @property
+    def most_workers(self) -> int:
+        """How many may generate on the CPU."""
+        return WORKERS_PER_CORE * self.cores
 
 
 def place_workers(
@@ -35,13 +43,18 @@ def place_workers(
     `--vllm_gpu_memory_utilization`.
 
     Raises ConfigError: no free accelerator, too few of them, one that does not exist, or one that a rank trains on
-    without room for both.
+    without room for both; on the CPU, more workers than the cores carry.
     """
     if not machine.accelerators:
         if wanted:
             raise ConfigError(
                 f"--rollout_devices {','.join(wanted)} is refused: this machine shows no accelerator; drop the flag"
                 " to run the workers on the CPU"
+            )
+        if workers > machine.most_workers:
+            raise ConfigError(
+                f"--rollout_workers {workers} is refused: without an accelerator at most {machine.most_workers} may"
+                f" share the {machine.cores} core(s) of this run; lower it"
             )
         return [()] * workers
     taken = machine.accelerators[: machine.ranks]

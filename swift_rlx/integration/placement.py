@@ -17,11 +17,12 @@ _chosen: dict[str, str | None] = {}
 
 
 def this_machine(use_cpu: bool) -> Machine:
-    """The accelerators that this process may use, and the ranks of this node."""
+    """The accelerators and cores that this process may use, and the ranks of this node."""
     count = 0 if use_cpu else torch.cuda.device_count()
     named = visible_devices()
     visible = named if named is not None and len(named) == count else tuple(map(str, range(count)))
-    return Machine(visible, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), named is not None)
+    ranks, cores = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(os.sched_getaffinity(0))
+    return Machine(visible, ranks, named is not None, cores)
 
 
 def worker_devices(args: Any, machine: Machine) -> list[tuple[str, ...]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from swift_rlx.backends import BACKENDS
+from swift_rlx.backends.engine import why_not_there
 from swift_rlx.backends.remote_endpoint import parse_endpoints
 from swift_rlx.errors import ConfigError
 
@@ -178,7 +179,17 @@ def resolve_rollout(values: Any, defaults: dict[str, Any]) -> None:
         raise ConfigError(
             f"--rollout_backend {values.rollout_backend} is not installed; use one of {', '.join(names)}"
         )
+    refuse_missing_engine("--rollout_backend", values.rollout_backend)
     device_ids(values.rollout_devices)
+
+
+def refuse_missing_engine(flag: str, name: str) -> None:
+    """Raise ConfigError for a "module:function" that leads nowhere. A registered name is looked up by its worker."""
+    if ":" in name and (reason := why_not_there(name)):
+        raise ConfigError(
+            f"{flag} {name} is refused: {reason}; give MODULE:FUNCTION that the workers can import, or the name of an"
+            " installed backend"
+        )
 
 
 def _resolve_servers(values: Any, defaults: dict[str, Any]) -> None:

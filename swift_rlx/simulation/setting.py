@@ -58,7 +58,9 @@ class Setting:
         for name, most in (("sigma", MOST_SIGMA), ("publish_s", MOST), ("score_s", MOST)):
             if not 0 <= (value := getattr(self, name)) <= most:
                 raise ConfigError(f"{name} {value:g} is refused: it must be from 0 to {most:g}")
-        if self.workers < 1 or self.slots < self.workers:
+        if self.workers < 1:
+            raise ConfigError(f"workers {self.workers} is refused: it must be at least 1")
+        if self.slots < self.workers:
             raise ConfigError(
                 f"slots {self.slots} on {self.workers} workers is refused: each worker needs at least one slot"
             )

@@ -81,11 +81,34 @@ def test_the_comparison_prints_every_rule_in_six_cases(capsys):
     assert shown.count("wait (verl)") == shown.count("swift-rlx, pin") == 6
 
 
-def test_a_setting_without_sense_is_one_sentence(capsys):
-    assert command_line.main(["simulate", "--train-s", "0"]) == 2
+@pytest.mark.parametrize(
+    ("flag", "value", "sentence"),
+    [
+        ("--train-s", "0", "--train-s 0 is refused: it must be above 0 and at most 1e+06"),
+        ("--generate-s", "nan", "--generate-s nan is refused: it must be above 0 and at most 1e+06"),
+        ("--score-s", "-1", "--score-s -1 is refused: it must be from 0 to 1e+06"),
+        ("--workers", "0", "--workers 0 is refused: it must be at least 1"),
+        ("--slots", "-3", "--slots -3 is refused: use at least 1"),
+        ("--batch-groups", "0", "--batch-groups 0 is refused: it must be at least 1"),
+        ("--group-size", "0", "--group-size 0 is refused: it must be at least 1"),
+        ("--max-staleness", "-1", "--max-staleness -1 is refused: it must be at least 0"),
+        ("--reserved-share", "1", "--reserved-share 1 is refused: use 0 up to less than 1"),
+        (
+            "--batches-per-step",
+            "3",
+            "--batches-per-step 3 is refused: it has to divide the 32 groups of a step",
+        ),
+        ("--steps", "2", "--steps 2 is refused: it must exceed the 2 of the warm-up"),
+    ],
+)
+def test_a_setting_without_sense_is_one_sentence_that_begins_with_its_flag(capsys, flag, value, sentence):
+    assert command_line.main(["simulate", flag, value]) == 2
     said = capsys.readouterr()
-    assert said.err == "swift-rlx: error: train_s 0 is refused: it must be above 0 and at most 1e+06\n"
+    assert said.err == f"swift-rlx: error: {sentence}\n"
     assert not said.out
+
+
+def test_a_table_of_no_seeds_is_refused(capsys):
     assert command_line.main(["simulate", "--table", "scheduling", "--seeds", "0"]) == 2
 
 

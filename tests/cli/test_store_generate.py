@@ -141,6 +141,8 @@ def no_vllm(monkeypatch):
         ),
         (["--backend", "vllm"], 2, "--backend vllm is refused: vLLM is not installed; pip install"),
         (["--backend", "other"], 2, "--backend other is not installed; use one of auto, "),
+        (["--backend", "no_such:create"], 2, "--backend no_such:create is refused: ModuleNotFoundError"),
+        (["--workers", "100000"], 2, "--workers 100000 is refused: without an accelerator at most "),
         (["--engine-options", '{"enforce_eager": true}'], 2, "has no effect: the workers run transformers"),
         (
             ["--max-tokens", "512"],

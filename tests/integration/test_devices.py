@@ -22,6 +22,17 @@ def test_workers_on_the_cpu_have_no_accelerator() -> None:
     assert place_workers(CPU, 3, ()) == [(), (), ()]
 
 
+@pytest.mark.parametrize(("cores", "most"), [(1, 4), (32, 128)])
+def test_the_cores_bound_the_workers_on_the_cpu(cores: int, most: int) -> None:
+    cpu = Machine((), ranks=1, cores=cores)
+    assert place_workers(cpu, most, ()) == [()] * most
+    with pytest.raises(
+        ConfigError,
+        match=rf"--rollout_workers 100000 is refused: without an accelerator at most {most} may share the {cores} core",
+    ):
+        place_workers(cpu, 100_000, ())
+
+
 def test_naming_accelerators_on_a_machine_without_one_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"--rollout_devices 0,1 is refused: this machine shows no accelerator"

@@ -1,6 +1,7 @@
 """The arguments of the pipeline: what each accepts, what is refused in one sentence, and that each one arrives."""
 
 import copy
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -108,7 +109,9 @@ def installed_backend(monkeypatch: pytest.MonkeyPatch) -> str:
     return "their_engine"
 
 
-@pytest.mark.parametrize("name", ["auto", "transformers", "their_engine", "my_package.engine:create"])
+@pytest.mark.parametrize(
+    "name", ["auto", "transformers", "their_engine", "swift_rlx.testing.fake_engine:create"]
+)
 @pytest.mark.usefixtures("installed_backend")
 def test_a_backend_that_is_installed_or_a_path_is_taken(name: str) -> None:
     assert resolved(rollout_backend=name).rollout_backend == name
@@ -123,6 +126,32 @@ def test_an_unknown_backend_is_refused_with_those_that_are_installed(
     there = ", ".join(("auto", "remote", *BACKENDS.names()))
     assert str(caught.value) == f"--rollout_backend {name} is not installed; use one of {there}"
     assert installed_backend in there
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_package.engine:create", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("json:create", "AttributeError: module 'json' has no attribute 'create'"),
+        ("json:__name__", "TypeError: it is no function"),
+    ],
+)
+def test_a_path_that_leads_to_no_function_is_refused(path: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(rollout_backend=path)
+    assert str(caught.value) == (
+        f"--rollout_backend {path} is refused: {reason}; give MODULE:FUNCTION that the workers can import, or the name"
+        " of an installed backend"
+    )
+
+
+def test_what_the_workers_would_import_is_not_imported_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "engine_of_mine.py").write_text("def create(spec): ...\n")
+    monkeypatch.chdir(tmp_path)  # where workers are started, and so import from
+    assert resolved(rollout_backend="engine_of_mine:create").rollout_backend == "engine_of_mine:create"
+    assert "engine_of_mine" not in sys.modules
 
 
 @pytest.mark.parametrize(
