@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
+from descendants import descendants
 from vllm_runs import PROMPT, load, move, running_engine, save_full, save_model, score_answer
 
 from swift_rlx.backends import EngineSpec, GenerationRequest
@@ -111,8 +111,7 @@ def test_a_stopped_process_of_vllm_is_missed_within_seconds_and_the_worker_comes
             asking = asyncio.ensure_future(worker.generate(request("r", max_tokens=450), told.append))
             while not told:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            below = psutil.Process(worker.pid).children(recursive=True)
-            [core] = [one for one in below if "EngineCore" in " ".join(one.cmdline())]
+            [core] = descendants(worker.pid, "EngineCore")
             stopped = time.monotonic()
             os.kill(core.pid, signal.SIGSTOP)
             # The engine and its host both look; which of them sees it first is chance.

@@ -1,11 +1,13 @@
 """ms-swift's real web page: our types are offered, submitted, followed and plotted."""
 
+import contextlib
 import json
 import os
 import time
 
 import psutil
 import pytest
+from descendants import descendants
 from web_page import serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -95,7 +97,8 @@ def _follow_until_plotted(page, folder, task):
 
 def _end(pid):
     """Kill the `swift` command and the interpreter that it started, if they are still there."""
-    if psutil.pid_exists(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
         command = psutil.Process(pid)
-        for process in [*command.children(recursive=True), command]:
-            process.kill()
+        for process in [*descendants(pid), command]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

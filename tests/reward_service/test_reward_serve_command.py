@@ -15,6 +15,7 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
+from descendants import descendants
 from reward_services import until
 
 from swift_rlx.backends.remote_endpoint import ApiKey
@@ -26,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = "a-token-of-the-test"
 REWARDS = """
 import os, re, time
+from pathlib import Path
 from swift_rlx import register_reward
 
 @register_reward("odd", version="7")
@@ -37,6 +39,7 @@ def odd(completion: str, **columns) -> float:
     if completion == "exit":
         os._exit(3)
     if completion == "endless":
+        Path(os.environ["TAKEN"]).touch()
         re.match("(a|aa)+$", "a" * 60 + "b")
     return float(len(completion))
 """
@@ -52,7 +55,7 @@ def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             *("reward", "serve", "--reward", "odd", "--version", "v3", "--port", "0", "--workers", "2"),
             *("--batch-limit-s", "3", "--external-plugins", str(tmp_path / "odd_rewards.py")),
         ],
-        env=os.environ | {"SWIFT_RLX_REWARD_TOKEN": TOKEN},
+        env=os.environ | {"SWIFT_RLX_REWARD_TOKEN": TOKEN, "TAKEN": str(tmp_path / "taken")},
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,
@@ -66,11 +69,7 @@ def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [
-        one
-        for one in psutil.Process(process.pid).children(True)
-        if "worker_program" in " ".join(one.cmdline())
-    ]
+    return descendants(process.pid, "worker_program")
 
 
 def test_a_service_scores_survives_odd_rows_and_ends_with_its_workers(service) -> None:
@@ -115,13 +114,13 @@ def test_a_worker_that_ends_while_it_has_nothing_to_do_costs_no_row(service) -> 
     assert not {one.pid for one in workers(process)} & {one.pid for one in idle}
 
 
-def test_workers_do_not_outlive_a_service_that_is_killed(service) -> None:
+def test_workers_do_not_outlive_a_service_that_is_killed(service, tmp_path: Path) -> None:
     process, address = service
     reward = ServiceReward(parse_address(address), ApiKey(TOKEN))
 
     async def hang():
         asking = asyncio.ensure_future(reward.answer([Row("endless")]))
-        await until(lambda: any(one.cpu_percent(0.05) > 20 for one in workers(process)))
+        await until((tmp_path / "taken").exists)
         left = workers(process)
         process.kill()
         asking.cancel()
