@@ -78,16 +78,25 @@ def _refuse(error: RlxError, code: int) -> int:
 
 
 class _OneSentenceParser(argparse.ArgumentParser):
-    """Of this class are the parsers of all commands too, so that each answers for its own flags."""
+    """Of this class are the parsers of all commands too, so that each answers for its own flags.
+
+    A flag may be typed with underscores, as those of `swift rlhf` are: several are the same.
+    """
 
     _words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words = sys.argv[1:] if args is None else list(args)
-        options, unknown = super().parse_known_args(args, namespace)
+        options, unknown = super().parse_known_args([self._own(word) for word in self._words], namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
+
+    def _own(self, word: str) -> str:
+        """The word, with a flag as this parser spells it."""
+        flag, equals, value = word.partition("=")
+        dashed = flag.replace("_", "-")
+        return f"{dashed}{equals}{value}" if dashed in self._option_string_actions else word
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"swift-rlx: error: {message}{self._suggestion()}; see `{self.prog} --help`\n")

@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--fill-the-wait",
-        "--fill_the_wait",
         action="store_true",
         help="keep what was trained, and add it to a step while no fresh batch is ready",
     )

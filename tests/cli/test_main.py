@@ -86,7 +86,7 @@ def test_wrong_arguments_are_one_sentence_and_exit_code_2(invented, arguments, c
     [
         ("store generate a.store b.jsonl --model m --temprature 1", "--temprature", "--temperatures"),
         ("store generate a.store b.jsonl --modle m", "--modle", "--model"),
-        ("store compact a.store --target_mb=8", "--target_mb", "--target-mb"),
+        ("store compact a.store --taget_mb=8", "--taget_mb", "--target-mb"),
         ("reward serve --reward a --prot 80", "--prot", "--port"),
         ("simulate --wrokers 3", "--wrokers", "--workers"),
         ("--verison", "--verison", "--version"),

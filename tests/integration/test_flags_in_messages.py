@@ -59,3 +59,14 @@ def test_every_flag_in_a_message_is_one_that_can_be_typed() -> None:
         if flag not in known
     }
     assert wrong == set()
+
+
+def test_our_commands_take_their_flags_in_the_spelling_of_swift_rlhf_too() -> None:
+    """Messages of what runs and commands share name a flag as `swift rlhf` spells it."""
+    build = build_parser()
+    serve = ["reward", "serve", "--reward", "a"]
+    dashed = build.parse_args([*serve, "--external-plugins", "a_b.py", "--batch-limit-s=3"])
+    typed = build.parse_args([*serve, "--external_plugins", "a_b.py", "--batch_limit_s=3"])
+    assert vars(typed) == vars(dashed)
+    assert typed.external_plugins == ["a_b.py"]
+    assert build.parse_args(["store", "score", "x_y", "--reward_on_error", "none"]).reward_on_error == "none"
