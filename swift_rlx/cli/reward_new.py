@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import keyword
 import re
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from swift_rlx.cli.reward_template import FILES
@@ -38,12 +41,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def create_package(name: str, directory: Path) -> Path:
-    """The folder of the new package. Raises `ConfigError` for a name that cannot be one, and where it exists."""
+    """The folder of the new package. Raises `ConfigError` for a name that cannot be one or is taken."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise ConfigError(
             f"reward new {name!r} is refused: a name has lower-case letters, digits and single _, and begins with a"
             " letter, such as polite_answer"
         )
+    if (owner := taken_by(name)) is not None:
+        raise ConfigError(f"reward new {name} is refused: {owner} has that name; choose another one")
     folder = directory / name.replace("_", "-")
     if folder.exists():
         raise ConfigError(
@@ -55,3 +60,22 @@ def create_package(name: str, directory: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], text), encoding="utf-8")
     return folder
+
+
+def taken_by(name: str) -> str | None:
+    """What the new reward, its module or its distribution would hide, or be hidden by. Imports none of it."""
+    from swift_rlx.integration.stock_reward_names import stock_reward_names
+    from swift_rlx.rewards import REWARDS
+
+    if providers := REWARDS.providers(name):
+        return f"a reward of {' and '.join(map(str, providers))}"
+    if name in stock_reward_names():
+        return "a reward of ms-swift"
+    if name in sys.stdlib_module_names:
+        return "a module of Python"
+    if (spec := importlib.util.find_spec(name)) is not None:
+        return f"an installed module ({spec.origin or 'a folder on the path'})"
+    try:
+        return f"the installed distribution {distribution(name.replace('_', '-')).name}"
+    except PackageNotFoundError:
+        return None
