@@ -119,7 +119,8 @@ class ServiceReward:
         """One score a row. Raises `RewardError`, also where the reward failed on a row in the service."""
         answer = await self.answer(rows)
         for row, reason in sorted(answer.faults.items()):
-            raise RewardError(f"{self.name} {answer.version} failed on row {row}: {reason}")
+            where = f" on row {row}" if len(rows) > 1 else ""
+            raise RewardError(f"{self.name} {answer.version} failed{where}: {reason}")
         return answer.scores
 
     async def answer(self, rows: Sequence[RowLike]) -> Answer:
@@ -194,6 +195,8 @@ class ServiceReward:
                 logger.warning(
                     f"reward {self.name!r}: version {change[0]} is not served any more, {change[1]} is used now"
                 )
+                if self.shadow is not None and change[1] == self._address.shadow:
+                    self.shadow.tell(change[0])
             replica = self._replicas.pick(self.version)
             if replica is not None and (reply := await self._attempt(replica, rows)) is not None:
                 return reply
@@ -216,7 +219,7 @@ class ServiceReward:
             raise
         except BackendError as error:
             self._why = str(error)
-            self._replicas.failed(replica)
+            self._failed(replica)
             return None
         if http.is_success:
             return self._read_scores(replica, http, request)
@@ -227,7 +230,7 @@ class ServiceReward:
         elif http.status in (TOO_MANY, 503):
             self._replicas.is_busy(replica, http.retry_after_s or BUSY_S)
         elif http.status >= 500 or http.status == 408:
-            self._replicas.failed(replica)
+            self._failed(replica)
         else:
             self._replicas.released(replica)
             raise RewardError(f"{self._label} cannot be used: {detail}{token_hint(http)}")
@@ -238,16 +241,23 @@ class ServiceReward:
             reply = decode_scores(http.body, len(request.rows))
         except NotAReply as error:
             self._why = f"{replica.endpoint.url} {error}"
-            self._replicas.failed(replica)
+            self._failed(replica)
             return None
         if not reply.version or (request.version and reply.version != request.version):
             self._why = (
                 f"{replica.endpoint.url} scored by version {reply.version!r}, and not by {request.version!r}"
             )
-            self._replicas.failed(replica)
+            self._failed(replica)
             return None
-        self._replicas.answered(replica, reply.version)
+        if self._replicas.answered(replica, reply.version):
+            logger.info(f"reward {self.name!r}: {replica.endpoint.url} answers again")
         return reply
+
+    def _failed(self, replica: Replica) -> None:
+        if self._replicas.failed(replica):
+            logger.warning(
+                f"reward {self.name!r}: {replica.endpoint.url} is left out until it answers again: {self._why}"
+            )
 
 
 def _unfit(value: Any) -> str:

@@ -3,7 +3,8 @@
 Invariants
 - One version is in use at a time. It only changes to one that was not used before, and only when no replica is known to
   serve the old one: while replicas are replaced one by one, the old version is asked where it still is.
-- A replica that failed rests, longer each time; one that asks to be left alone rests for that long.
+- A replica that failed rests, longer each time, and then is tried by one call at a time, where the others are busy; one
+  that asks to be left alone rests for that long.
 
 Thread-safe: rewards of one run may be asked from several event loops.
 """
@@ -56,7 +57,11 @@ class Replicas:
                 return None
             fitting = [one for one in awake if version in ("", one.version) or not one.version]
             # The others after these: what they serve may have changed since they were asked.
-            chosen = min(fitting or awake, key=lambda one: (one.failures, one.inflight))
+            # One call at a time tries whether a replica that failed is back.
+            chosen = min(
+                fitting or awake,
+                key=lambda one: (one.failures > 0 and one.inflight > 0, one.inflight, one.failures),
+            )
             chosen.inflight += 1
             return chosen
 
@@ -71,13 +76,15 @@ class Replicas:
         with self._lock:
             return max(0.0, min(one.rests_until_s for one in self.all) - self._clock())
 
-    def answered(self, replica: Replica, version: str) -> None:
-        """It has scored, by this version."""
+    def answered(self, replica: Replica, version: str) -> bool:
+        """It has scored, by this version; whether it counted as gone."""
         with self._lock:
+            was_gone = replica.failures >= GONE_FAILURES
             replica.inflight -= 1
             replica.failures, replica.rests_until_s, replica.version = 0, 0.0, version
             if not self.version:
                 self.version = version
+            return was_gone
 
     def serves_another(self, replica: Replica, version: str) -> None:
         """It has refused, because it serves this version."""
@@ -86,13 +93,14 @@ class Replicas:
             replica.failures, replica.version = 0, version
             replica.rests_until_s = self._clock() + OTHER_VERSION_S
 
-    def failed(self, replica: Replica) -> None:
-        """It gave no answer, or none that can be used."""
+    def failed(self, replica: Replica) -> bool:
+        """It gave no answer, or none that can be used; whether this is the failure from which it counts as gone."""
         with self._lock:
             replica.inflight -= 1
             rest_s = RESTS_S[min(replica.failures, len(RESTS_S) - 1)]
             replica.failures += 1
             replica.rests_until_s = self._clock() + rest_s
+            return replica.failures == GONE_FAILURES
 
     def is_busy(self, replica: Replica, retry_after_s: float) -> None:
         """It is up, and wants to be left alone."""

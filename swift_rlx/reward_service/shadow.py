@@ -96,6 +96,13 @@ class Shadow:
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
 
+    def tell(self, used: str) -> None:
+        """Log how far this version and its shadow agree up to now."""
+        self._logged_s = time.monotonic()
+        logger.info(
+            f"reward {self._reward.name!r}, {used} and its shadow {self._reward.version}: {self.agreement}"
+        )
+
     def _run(self) -> None:
         while True:
             try:
@@ -119,6 +126,4 @@ class Shadow:
         with self._lock:
             self.agreement = self.agreement.with_call(used.scores, scores)
         if time.monotonic() - self._logged_s >= LOG_EVERY_S:
-            self._logged_s = time.monotonic()
-            versions = f"{used.version} and its shadow {self._reward.version}"
-            logger.info(f"reward {self._reward.name!r}, {versions}: {self.agreement}")
+            self.tell(used.version)

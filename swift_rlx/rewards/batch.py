@@ -62,8 +62,12 @@ class RewardBatch:
         return Call(self._completions[row], columns, 1, is_single=True)
 
     def describe(self, row: int) -> str:
-        """The row for a message: its index, the start of its completion and of its prompt."""
-        text = f"row {row} (completion {_start(self._completions[row])}"
+        """The row for a message: its index, the start of its completion and of its prompt.
+
+        The only row of a call has no index: it is the caller's, who knows it by another one.
+        """
+        which = f"row {row}" if len(self) > 1 else "the row"
+        text = f"{which} (completion {_start(self._completions[row])}"
         prompt = self._prompt(row)
         return f"{text}, prompt {_start(prompt)})" if prompt is not None else f"{text})"
 

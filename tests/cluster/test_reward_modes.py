@@ -94,7 +94,7 @@ def test_a_value_that_is_not_finite_ends_the_run_or_is_unscored(
         ("too_few", "returned 7 values for 8 completions"),
         ("too_many", "returned 9 values for 8 completions"),
         ("scalar", "returned float 1.0: it must return 8 numbers"),
-        ("text", "returned str '1': a reward is a number, .*, on row 0"),
+        ("text", "returned str '1': a reward is a number, .*, on the row"),
         ("table", "returned dict .*: it must return 8 numbers"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_process_that_dies_is_replaced_and_the_row_tried_again(
     assert scored.values == (1.0, None, 1.0), "a fault of the infrastructure is never a reward"
     assert scored.counters.failures == {"ProcessEnded": 1}
     assert scored.counters.retries == 1
-    with pytest.raises(RewardError, match=r"lost its process, which ended with status 3 on row 0"):
+    with pytest.raises(RewardError, match=r"lost its process, which ended with status 3 on the row"):
         lab.score(lab.runner("process", "each"), ["die"])
 
 

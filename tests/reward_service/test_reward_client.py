@@ -99,6 +99,18 @@ def test_a_row_that_failed_in_the_service_is_an_error_of_the_reward():
     assert (answer_.scores, answer_.faults) == ([1.0, None], {1: "raised KeyError: 'x'"})
 
 
+def test_the_only_row_of_a_call_has_no_number_of_its_own():
+    def answer(request):
+        return 200, {"version": "v1", "scores": [None], "faults": {"0": "raised KeyError: 'x'"}}, {}
+
+    async def job():
+        async with ScriptedService(answer) as service:
+            with pytest.raises(RewardError, match="length v1 failed: raised KeyError: 'x'"):
+                await reward(service.url)(["a"])
+
+    run(job())
+
+
 def test_a_replica_that_fails_is_left_for_the_other():
     async def job():
         async with (
@@ -265,7 +277,7 @@ def test_without_a_version_the_first_one_is_used_and_a_change_is_noticed():
     assert run(job()) == ("v3", "v4", [11.0])
 
 
-def test_a_shadow_scores_the_same_rows_and_only_its_agreement_is_told():
+def test_a_shadow_scores_the_same_rows_and_only_its_agreement_is_told(caplog):
     def inverse(request):
         status, body, headers = scored_by("v4")(request)
         if status == 200:
@@ -277,9 +289,14 @@ def test_a_shadow_scores_the_same_rows_and_only_its_agreement_is_told():
             known = reward(used.url, tried.url, path="length@v3,v4?shadow=v4")
             scores = [await known.score([Row("x"), Row("yyy"), Row("zz")]) for _ in range(3)]
             await until(lambda: known.shadow.agreement.rows >= 9)
-            return scores, known.shadow.agreement
+            agreement = known.shadow.agreement
+            used.answer = inverse
+            assert (await known.answer([Row("x")])).version == "v4"
+            return scores, agreement
 
-    scores, agreement = run(job())
+    with caplog.at_level(logging.INFO, "swift_rlx"):
+        scores, agreement = run(job())
+    assert f"reward 'length', v3 and its shadow v4: {agreement}" in caplog.text, "told when it comes into use"
     assert scores == [[1.0, 3.0, 2.0]] * 3
     assert (agreement.rows, agreement.num_pairs, agreement.num_same_order, agreement.difference_sum) == (
         9,

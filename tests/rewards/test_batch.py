@@ -87,7 +87,7 @@ def test_completions_made_of_parts_are_passed_on_as_they_are():
     parts = [{"type": "text", "text": "hello"}]
     assert checked(lambda completion: completion is parts)([parts]) == [1.0]
     with pytest.raises(
-        RewardError, match=r"on row 0 \(completion \"\[\{'type': 'text', 'text': 'hello'\}\]\"\)"
+        RewardError, match=r"on the row \(completion \"\[\{'type': 'text', 'text': 'hello'\}\]\"\)"
     ):
         checked(lambda completion: completion.strip())([parts])
 

@@ -66,7 +66,7 @@ def test_the_line_named_is_the_rewards_own_and_not_one_of_a_library_below():
         return json.loads(completion)["score"]
 
     line = reward.__code__.co_firstlineno + 1
-    with pytest.raises(RewardError, match=rf"JSONDecodeError: .* in {re.escape(__file__)}:{line} on row 0"):
+    with pytest.raises(RewardError, match=rf"JSONDecodeError: .* in {re.escape(__file__)}:{line} on the row"):
         checked(reward)(["not json"])
 
 

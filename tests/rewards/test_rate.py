@@ -74,7 +74,7 @@ def test_a_server_that_takes_four_at_a_time_is_never_asked_more_and_scores_every
 
 def test_a_request_that_is_wrong_is_an_error_at_once() -> None:
     server = Server(lambda number: 400)
-    with pytest.raises(RewardError, match=r"raised Status: HTTP 400 .* on row 0"):
+    with pytest.raises(RewardError, match=r"raised Status: HTTP 400 .* on the row"):
         run_virtual(runner_of(server).score(["1"], {}))
     assert server.asked == 1
 
