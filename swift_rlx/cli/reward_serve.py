@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.metadata
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -29,6 +31,7 @@ A run uses it as --reward_funcs http://127.0.0.1:8101/helpful@v3. The token of c
 SWIFT_RLX_REWARD_KEY or the file that SWIFT_RLX_REWARD_KEY_FILE names.
 """
 DEFAULT_LOADER = "swift_rlx.integration.reward_model:load"
+MS_SWIFT_REWARDS = "swift_rlx.integration.reward_names:find_reward"
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--version",
         default="",
-        help="of all of them (default: the package's, or a digest of the model's files)",
+        help="of all of them (default: the reward's or its package's, or a digest of its file or the model's files)",
     )
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=8101, help="0: any that is free (default %(default)s)")
@@ -92,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
         )
     from swift_rlx.reward_service.serving import Listening, serve
 
-    if not 0 <= options.port <= 65535:
-        raise ConfigError(f"--port {options.port} is refused: use 1 to 65535, or 0 for any that is free")
+    _check_numbers(options)
     config = _config(options)
     if options.host not in ("127.0.0.1", "localhost", "::1") and not config.tenants:
         raise ConfigError(
@@ -106,14 +108,31 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _say(url: str, service: RewardService) -> None:
+def _say(url: str, local_url: str, service: RewardService) -> None:
     # uvicorn raises the signal that stopped it once more at its end; it has been obeyed by then.
     signal.signal(signal.SIGTERM, lambda *_: None)
     for offer in service.pool.offers:
         print(
             f"serving {offer.name}, version {offer.version}: --reward_funcs {url}/{offer.name}@{offer.version}"
         )
-    print(f"ready at {url}; health at {url}/health, metrics at {url}/metrics", flush=True)
+    here = "" if local_url == url else f" ({local_url} on this machine)"
+    print(f"ready at {url}{here}; health at {url}/health, metrics at {url}/metrics", flush=True)
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    from swift_rlx.reward_service.service import MAX_WORKERS
+
+    if not 0 <= options.port <= 65535:
+        raise ConfigError(f"--port {options.port} is refused: use 1 to 65535, or 0 for any that is free")
+    if not 1 <= options.workers <= MAX_WORKERS:
+        raise ConfigError(f"--workers {options.workers} is refused: use 1 to {MAX_WORKERS}")
+    for flag, rows in (("--batch-rows", options.batch_rows), ("--max-queued-rows", options.max_queued_rows)):
+        if rows < 1:
+            raise ConfigError(f"{flag} {rows} is refused: use at least 1")
+    if not 0 <= options.batch_window_s < math.inf:
+        raise ConfigError(f"--batch-window-s {options.batch_window_s:g} is refused: use seconds, 0 or more")
+    if not 0 < options.batch_limit_s < math.inf:
+        raise ConfigError(f"--batch-limit-s {options.batch_limit_s:g} is refused: use seconds, more than 0")
 
 
 def _config(options: argparse.Namespace) -> ServiceConfig:
@@ -121,18 +140,15 @@ def _config(options: argparse.Namespace) -> ServiceConfig:
 
     from swift_rlx.reward_service.frames import Setup
     from swift_rlx.reward_service.pool import Batching
-    from swift_rlx.reward_service.service import MAX_WORKERS, ServiceConfig
+    from swift_rlx.reward_service.service import ServiceConfig
     from swift_rlx.reward_service.source_text import check_loader, parse_source
 
     names = [parse_source(text).name for text in options.reward]
     if len(set(names)) < len(names):
         raise ConfigError(f"--reward {' '.join(options.reward)} is refused: it names a reward twice")
-    if not 1 <= options.workers <= MAX_WORKERS or options.batch_rows < 1 or options.max_queued_rows < 1:
-        raise ConfigError(
-            f"--workers is 1 to {MAX_WORKERS}; --batch-rows and --max-queued-rows are at least 1"
-        )
-    if options.batch_window_s < 0 or options.batch_limit_s <= 0:
-        raise ConfigError("--batch-window-s is at least 0, and --batch-limit-s more than 0")
+    for path in options.external_plugins:
+        if not Path(path).is_file():
+            raise ConfigError(f"--external-plugins {path} is refused: there is no such file")
     if (options.certificate is None) != (options.private_key is None):
         raise ConfigError("--certificate and --private-key belong together; give both for https, or neither")
     try:
@@ -143,10 +159,23 @@ def _config(options: argparse.Namespace) -> ServiceConfig:
         ) from None
     check_loader(options.loader)
     setup = Setup(
-        options.reward, options.version, options.loader, loader_options, sys.path, options.external_plugins
+        options.reward,
+        options.version,
+        options.loader,
+        loader_options,
+        sys.path,
+        options.external_plugins,
+        MS_SWIFT_REWARDS if _has_ms_swift() else "",
     )
     batching = Batching(options.batch_rows, options.batch_window_s, options.batch_limit_s)
     return ServiceConfig(setup, options.workers, batching, _tenants(options), options.max_queued_rows)
+
+
+def _has_ms_swift() -> bool:
+    try:
+        return bool(importlib.metadata.version("ms-swift"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def _tenants(options: argparse.Namespace) -> tuple[Tenant, ...]:

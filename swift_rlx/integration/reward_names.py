@@ -16,7 +16,7 @@ from typing import Any
 
 from swift_rlx.errors import ConfigError, PluginError
 from swift_rlx.integration.served_rewards import is_address, reward_name, served_reward
-from swift_rlx.registry import Provider
+from swift_rlx.registry import Provider, one_line
 from swift_rlx.rewards import (
     REWARDS,
     AsyncCheckedReward,
@@ -82,21 +82,31 @@ def check_reward_names(names: list[Any]) -> None:
         if is_address(name):
             served_reward(name)
             continue
-        if name in NEEDS_MATH_VERIFY and importlib.util.find_spec("math_verify") is None:
-            raise ConfigError(
-                f"the reward {name!r} needs the package math-verify, which is not installed;"
-                " install it with: pip install math-verify"
-            )
-        target, provider = _find(name)
-        describe_reward(name, target, provider=provider)
+        find_reward(name)
+
+
+def find_reward(name: str, args: Any = None) -> Reward:
+    """The reward of ms-swift's table, or of ours, that the name means. Raises as `check_reward_names`."""
+    if name in NEEDS_MATH_VERIFY and importlib.util.find_spec("math_verify") is None:
+        raise ConfigError(
+            f"the reward {name!r} needs the package math-verify, which is not installed;"
+            " install it with: pip install math-verify"
+        )
+    target, provider = _find(name)
+    return describe_reward(name, target, provider=provider, args=args)
 
 
 def import_reward_files(paths: Iterable[str]) -> None:
-    """Import files of the user that register rewards, as `--external_plugins` does."""
+    """Import files of the user that register rewards, as ms-swift does. Raises `PluginError` for one that fails."""
     from swift.utils import import_external_file
 
     for path in paths:
-        import_external_file(path)
+        try:
+            import_external_file(path)
+        except Exception as error:  # the user's own code
+            raise PluginError(
+                f"--external-plugins {path} cannot be imported: {one_line(error)}; mend that file"
+            ) from error
 
 
 def build_rewards(rewards: list[Any], args: Any, on_error: OnError | None = None) -> list[Checked]:

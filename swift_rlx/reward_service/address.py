@@ -18,7 +18,7 @@ from swift_rlx.errors import ConfigError
 
 KEY_VARIABLE = "SWIFT_RLX_REWARD_KEY"
 """Variable with the token that a client sends; `<this>_FILE` names a file with it."""
-_ADDRESS = re.compile(r"(https?)://([^/]+)/([\w.-]+)(?:@([\w.+,-]+))?(?:\?shadow=([\w.+-]+))?")
+_ADDRESS = re.compile(r"(https?)://([^/]+)/([\w.-]+)(?:@([\w.+,:-]+))?(?:\?shadow=([\w.+:-]+))?")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ _LENGTH = struct.Struct(">I")
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a worker: what it has to serve (`source_text.py`), and how reward models are loaded."""
+    """The first message to a worker: what it has to serve (`source_text.py`), and how reward models are loaded.
+
+    `finder`: MODULE:FUNCTION, which finds rewards that no package or plugin file offers; empty: there are no others.
+    """
 
     sources: list[str]
     version: str
@@ -26,6 +29,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     loader_options: dict[str, str]
     sys_path: list[str]
     plugins: list[str]
+    finder: str = ""
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
@@ -68,8 +72,20 @@ def framed(message: Setup | Task | Ready | Unfit | Scores) -> bytes:
 
 def read_blocking(connection: socket.socket) -> bytes | None:
     """The next message's bytes, in a worker; None: the service is gone."""
-    head = _read_exactly(connection, _LENGTH.size)
-    return None if head is None else _read_exactly(connection, _LENGTH.unpack(head)[0])
+    try:
+        head = _read_exactly(connection, _LENGTH.size)
+        return None if head is None else _read_exactly(connection, _LENGTH.unpack(head)[0])
+    except ConnectionError:
+        return None
+
+
+def send_blocking(connection: socket.socket, message: Ready | Unfit | Scores) -> bool:
+    """Send a message of a worker; False: the service is gone."""
+    try:
+        connection.sendall(framed(message))
+    except ConnectionError:
+        return False
+    return True
 
 
 async def read(reader: asyncio.StreamReader) -> Ready | Unfit | Scores:

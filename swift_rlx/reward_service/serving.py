@@ -17,6 +17,10 @@ GRACE_S = 30
 """How long requests may go on after the service was told to stop."""
 
 
+OnReady = Callable[[str, str, RewardService], None]
+"""Called with the address for other machines, the one for this machine, and the service."""
+
+
 @dataclass(frozen=True)
 class Listening:
     """Where it listens; port 0: any that is free. `certificate`, `private_key`: files, for TLS."""
@@ -27,10 +31,10 @@ class Listening:
     private_key: str | None = None
 
 
-async def serve(config: ServiceConfig, at: Listening, on_ready: Callable[[str, RewardService], None]) -> None:
+async def serve(config: ServiceConfig, at: Listening, on_ready: OnReady) -> None:
     """Serve until SIGINT or SIGTERM; requests that were let in are answered first, for up to `GRACE_S` seconds.
 
-    `on_ready`: called with the address once a worker is ready and the port is open. Raises `ConfigError` where the port
+    `on_ready`: called once a worker is ready and the port is open. Raises `ConfigError` where the port
     cannot be had, `PluginError` where the rewards cannot be built.
     """
     family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
@@ -54,10 +58,22 @@ async def serve(config: ServiceConfig, at: Listening, on_ready: Callable[[str, R
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
-        host = f"[{at.host}]" if ":" in at.host else at.host
         scheme = "https" if at.certificate else "http"
-        on_ready(f"{scheme}://{host}:{listener.getsockname()[1]}", service)
+        port = listener.getsockname()[1]
+        url, local_url = (f"{scheme}://{host}:{port}" for host in hosts_in_addresses(at.host))
+        on_ready(url, local_url, service)
         try:
             await server.serve(sockets=[listener])
         finally:
             await asyncio.shield(service.close())
+
+
+def hosts_in_addresses(host: str) -> tuple[str, str]:
+    """What other machines and what this one put into the address of a service that listens on `host`.
+
+    Where that is all interfaces, the first is the name that this machine has for itself.
+    """
+    if host in ("0.0.0.0", "::", ""):
+        return socket.gethostname(), "[::1]" if host == "::" else "127.0.0.1"
+    shown = f"[{host}]" if ":" in host else host
+    return shown, shown

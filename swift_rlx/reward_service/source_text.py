@@ -33,6 +33,7 @@ def parse_source(text: str) -> Source:
     name, equals, rest = text.partition("=")
     if not equals:
         name = rest = text
+    _check_brackets(text, rest)
     ensemble = None if rest.startswith(MODEL) else _ENSEMBLE.fullmatch(rest.strip())
     join, listed = (ensemble[1], ensemble[2].split(",")) if ensemble else (None, [rest])
     members = tuple(member.strip() for member in listed)
@@ -43,6 +44,26 @@ def parse_source(text: str) -> Source:
             f" JOIN one of {', '.join(JOINS)}"
         )
     return Source(name, members, join)
+
+
+def _check_brackets(text: str, rest: str) -> None:
+    """An ensemble has one pair around its members; the path of a model may have any. Raises `ConfigError`."""
+    join, _, listed = rest.partition("(")
+    if MODEL in join:
+        return
+    members = ",".join(
+        "" if one.strip().startswith(MODEL) else one for one in listed.rpartition(")")[0].split(",")
+    )
+    is_open = "(" in rest
+    if is_open and not rest.rstrip().endswith(")"):
+        fault = f"the ( at character {text.index('(') + 1} is not closed: end it with )"
+    elif not is_open and ")" in rest:
+        fault = f"the ) at character {text.index(')') + 1} was not opened: write JOIN( before the members"
+    elif "(" in members or ")" in members:
+        fault = "an ensemble has one pair of brackets: its members are names and model:PATH, and no ensembles"
+    else:
+        return
+    raise ConfigError(f"--reward {text!r} is refused: {fault}, as in safe=wco(a, b)")
 
 
 def check_loader(dotted: str) -> None:

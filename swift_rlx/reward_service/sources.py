@@ -16,7 +16,15 @@ from swift_rlx.errors import ConfigError, PluginError, RewardError
 from swift_rlx.reward_service.frames import Scores
 from swift_rlx.reward_service.source_text import MODEL, Source, check_loader
 from swift_rlx.reward_service.wire import MAX_REASON, Offer, Row
-from swift_rlx.rewards import AsyncCheckedReward, CheckedReward, checked_reward, resolve_reward
+from swift_rlx.rewards import (
+    REWARDS,
+    AsyncCheckedReward,
+    CheckedReward,
+    Reward,
+    checked_reward,
+    resolve_reward,
+)
+from swift_rlx.rewards.spec import takes_args
 
 Checked = CheckedReward | AsyncCheckedReward
 Columns = dict[str, list[Any]]
@@ -24,16 +32,17 @@ ModelScorer = Callable[[Sequence[Any], Mapping[str, list[Any]]], list[float]]
 """What a loader of reward models returns: scores of completions, given the columns (`messages`) of their rows."""
 
 Loader = Callable[[str], ModelScorer]
+Finder = Callable[[str], Reward]
 
 
 class ServedReward:
     """A source, built: in a worker process. Raises `ConfigError` and `PluginError`."""
 
-    def __init__(self, source: Source, version: str, load: Loader) -> None:
-        self._members = [_Member(member, load) for member in source.members]
+    def __init__(self, source: Source, version: str, load: Loader, find: Finder = resolve_reward) -> None:
+        self._members = [_Member(member, load, find) for member in source.members]
         self._joined = None if source.join is None else _joining(source.join)
         version = version or "+".join(member.version for member in self._members)
-        if not re.fullmatch(r"[\w.+-]+", version):
+        if not re.fullmatch(r"[\w.+:-]+", version):
             raise ConfigError(
                 f"the reward {source.name!r} has no version that an address can name (it says {version!r}): give one"
                 " with --version"
@@ -84,7 +93,7 @@ def _joining(kind: str) -> Callable[[list[tuple[float | None, ...]]], list[float
 class _Member:
     """One reward or reward model."""
 
-    def __init__(self, text: str, load: Loader) -> None:
+    def __init__(self, text: str, load: Loader, find: Finder) -> None:
         self._model: ModelScorer | None = None
         self.required: tuple[str, ...] = ("messages",)
         self.optional: tuple[str, ...] = ()
@@ -94,15 +103,15 @@ class _Member:
             self.version = model_digest(path)
             self._model = load(str(path))
             return
-        reward = resolve_reward(text)
+        reward = find(text)
         if reward.spec.scope == "batch":
             raise PluginError(
                 f"{reward.spec.label} cannot be served: its values depend on the whole batch, and a service scores rows"
                 " of several callers together"
             )
-        self._reward = checked_reward(reward)
+        self._reward = _built(reward)
         self._loop = asyncio.new_event_loop() if reward.spec.is_async else None
-        self.version = reward.spec.version or ""
+        self.version = reward.version
         self.required = reward.spec.required_columns
         self.optional, self.takes_any = reward.spec.optional_columns, reward.spec.takes_any_column
 
@@ -120,6 +129,38 @@ class _Member:
             assert self._loop is not None
             return self._loop.run_until_complete(self._reward(completions, **columns))
         return self._reward(completions, **columns)
+
+
+def _built(reward: Reward) -> Checked:
+    """Its class is constructed without training arguments. Raises `PluginError`, also where it reads one of them."""
+    try:
+        return checked_reward(reward)
+    except PluginError as error:
+        cause = error.__cause__
+        if not (isinstance(cause, AttributeError) and cause.obj is None and cause.name):
+            raise
+        if not takes_args(reward.target):
+            raise
+        raise PluginError(
+            f"{reward.spec.label} reads the setting --{cause.name} of a run, which a service has not: name it in the"
+            " run's own --reward_funcs"
+        ) from error
+
+
+def reward_finder(dotted: str) -> Finder:
+    """Finds what packages and plugin files offer and, by the function that `MODULE:FUNCTION` names, whatever else.
+
+    That one is imported where a name needs it, because it may bring ms-swift along. Raises as `resolve_reward`.
+    """
+
+    def find(name: str) -> Reward:
+        if not dotted or REWARDS.providers(name):
+            return resolve_reward(name)
+        module, _, function = dotted.partition(":")
+        found: Reward = getattr(importlib.import_module(module), function)(name)
+        return found
+
+    return find
 
 
 def find_loader(dotted: str, options: Mapping[str, str]) -> Loader:

@@ -7,16 +7,18 @@ Rewards run in the main thread, so that verifiers that set an alarm work. The pr
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import socket
 import sys
-from pathlib import Path
+import traceback
 
 from swift_rlx.cluster.trainer_watch import end_after
+from swift_rlx.errors import PluginError, RlxError
 from swift_rlx.registry import one_line
-from swift_rlx.reward_service.frames import TO_WORKER, Ready, Setup, Task, Unfit, framed, read_blocking
+from swift_rlx.reward_service.frames import TO_WORKER, Ready, Setup, Task, Unfit, read_blocking, send_blocking
 from swift_rlx.reward_service.source_text import parse_source
-from swift_rlx.reward_service.sources import ServedReward, find_loader
+from swift_rlx.reward_service.sources import ServedReward, find_loader, reward_finder
+from swift_rlx.rewards.origin import import_file
 
 
 def main() -> int:
@@ -31,33 +33,36 @@ def main() -> int:
     try:
         rewards = _build(setup)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (foreign code)
-        connection.sendall(framed(Unfit(one_line(error))))
+        send_blocking(connection, Unfit(str(error) if isinstance(error, RlxError) else one_line(error)))
         return 1
-    connection.sendall(framed(Ready(tuple(reward.offer for reward in rewards.values()))))
-    while (data := read_blocking(connection)) is not None:
+    is_there = send_blocking(connection, Ready(tuple(reward.offer for reward in rewards.values())))
+    while is_there and (data := read_blocking(connection)) is not None:
         task = TO_WORKER.decode(data)
         if not isinstance(task, Task):
             return 1
-        connection.sendall(framed(rewards[task.reward].score(task.rows)))
+        is_there = send_blocking(connection, rewards[task.reward].score(task.rows))
     return 0
 
 
 def _build(setup: Setup) -> dict[str, ServedReward]:
-    for number, path in enumerate(setup.plugins):
-        _run_file(Path(path), f"served_rewards_{number}")
-    load = find_loader(setup.loader, setup.loader_options)
+    for path in setup.plugins:
+        _import_plugin(path)
+    load, find = find_loader(setup.loader, setup.loader_options), reward_finder(setup.finder)
     sources = [parse_source(text) for text in setup.sources]
-    return {source.name: ServedReward(source, setup.version, load) for source in sources}
+    return {source.name: ServedReward(source, setup.version, load, find) for source in sources}
 
 
-def _run_file(path: Path, name: str) -> None:
-    """Import a file of the user, which registers rewards."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+def _import_plugin(path: str) -> None:
+    """A file of the user, which registers rewards. Raises `PluginError`, with the line of the file that failed."""
+    try:
+        import_file(path)
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == os.path.abspath(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise PluginError(
+            f"--external-plugins {path} cannot be imported: {one_line(error)}{where}; mend that file"
+        ) from error
 
 
 if __name__ == "__main__":

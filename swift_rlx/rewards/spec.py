@@ -107,7 +107,7 @@ class Reward:
             ) from error
 
     def _construct(self) -> Callable[..., Any]:
-        built: Callable[..., Any] = self.target(args=self.args) if _takes_args(self.target) else self.target()
+        built: Callable[..., Any] = self.target(args=self.args) if takes_args(self.target) else self.target()
         return built
 
 
@@ -217,7 +217,8 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(call)
 
 
-def _takes_args(target: type) -> bool:
+def takes_args(target: type) -> bool:
+    """Whether a reward's class is constructed with the training arguments."""
     parameters = inspect.signature(target).parameters.values()
     return any(
         p.kind is p.VAR_KEYWORD or (p.name == "args" and p.kind is not p.VAR_POSITIONAL) for p in parameters

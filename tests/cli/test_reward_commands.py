@@ -10,6 +10,7 @@ import pytest
 import tomllib
 
 from swift_rlx.cli.main import main
+from swift_rlx.rewards import REWARDS, register_reward
 from swift_rlx.testing import check_reward
 
 
@@ -57,11 +58,19 @@ def test_a_folder_that_exists_is_left_alone(tmp_path, capsys):
     ("options", "words"),
     [
         ("--reward a a", "names a reward twice"), ("--reward model:/x", "is refused: give a reward's name"),
+        ("--reward x=wco(a,b", "the ( at character 6 is not closed: end it with ), as in safe=wco(a, b)"),
         ("--reward x=median(a,b)", "JOIN one of mean, wco, min, uwo, uwo:C"), ("--reward x=mean(a,)", "is refused"),
         ("--reward a --host 0.0.0.0", "without a token is refused"),
         ("--reward a --port 99999", "--port 99999 is refused: use 1 to 65535"),
-        ("--reward a --workers 0", "--workers is 1 to 256"),
-        ("--reward a --batch-rows 0", "--batch-rows"), ("--reward a --batch-limit-s 0", "--batch-limit-s more than 0"),
+        ("--reward a --workers 0", "--workers 0 is refused: use 1 to 256"),
+        ("--reward a --batch-rows 0", "--batch-rows 0 is refused"),
+        ("--reward a --max-queued-rows -1", "--max-queued-rows -1 is refused"),
+        *((f"--reward a --batch-limit-s {value}", f"--batch-limit-s {value} is refused: use seconds, more than 0")
+          for value in ("0", "-1", "nan", "inf")),
+        *((f"--reward a --batch-window-s {value}", f"--batch-window-s {value} is refused: use seconds, 0 or more")
+          for value in ("-0.5", "nan", "inf")),
+        ("--reward a --external-plugins /none.py", "--external-plugins /none.py is refused: there is no such file"),
+        ("--reward a --external_plugins /none.py", "--external-plugins /none.py is refused: there is no such file"),
         ("--reward a --loader nothing", "MODULE:FUNCTION"), ("--reward a --loader-options [1]", "give a JSON object"),
         ("--reward a --certificate c.pem", "belong together"), ("--reward a --tenants /none", "cannot be read"),
     ],
@@ -86,3 +95,20 @@ def test_a_command_without_its_own_command_says_which_there_are(capsys):
         main(["reward"])
     assert ended.value.code == 2
     assert "swift-rlx reward --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [
+        ("json", "a module of Python"), ("pytest", "an installed module ("), ("accuracy", "a reward of ms-swift"),
+        ("taken_here", "a reward of file "), ("ms_swift", "the installed distribution ms"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_taken_is_refused(tmp_path, monkeypatch, capsys, name, owner):
+    monkeypatch.setattr(REWARDS, "_registered", {})
+    register_reward("taken_here")(lambda completion: 0.0)
+    assert main(["reward", "new", name, "--directory", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"reward new {name} is refused: {owner}" in error
+    assert "has that name; choose another one" in error
+    assert not list(tmp_path.iterdir())
