@@ -126,7 +126,9 @@ def widen(base: type) -> type:
 
 def _become_ours(args: Any) -> None:
     from swift_rlx.integration.conflicts import check_conflicts
+    from swift_rlx.integration.run_log import show_in_log_of_run
 
+    show_in_log_of_run()
     algorithm = resolve(args.rlhf_type)
     if args.rlhf_type == "reinforce_plus_plus":
         sys.stderr.write(

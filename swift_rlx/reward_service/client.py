@@ -84,6 +84,7 @@ class ServiceReward:
         *,
         limit_s: float = 300.0,
         absent_limit_s: float = 15.0,
+        is_shadow: bool = False,
     ) -> None:
         self.name = address.name
         self.rows_by_version: Counter[str] = Counter()
@@ -91,7 +92,7 @@ class ServiceReward:
         self._address = address
         key = key or read_api_key(os.environ, KEY_VARIABLE)
         self._calls = ReplicaCalls(key)
-        self._limit_s, self._absent_limit_s = limit_s, absent_limit_s
+        self._limit_s, self._absent_limit_s, self._is_shadow = limit_s, absent_limit_s, is_shadow
         self._replicas = Replicas(address.endpoints, address.versions, time.monotonic)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self.shadow: Shadow | None = None
@@ -99,7 +100,8 @@ class ServiceReward:
         """The last trouble of any call."""
         if address.shadow:
             tried = replace(address, versions=(address.shadow,), shadow="")
-            self.shadow = Shadow(ServiceReward(tried, key, limit_s=limit_s, absent_limit_s=absent_limit_s))
+            reward = ServiceReward(tried, key, limit_s=limit_s, absent_limit_s=absent_limit_s, is_shadow=True)
+            self.shadow = Shadow(reward)
 
     @property
     def version(self) -> str:
@@ -249,12 +251,12 @@ class ServiceReward:
             )
             self._failed(replica)
             return None
-        if self._replicas.answered(replica, reply.version):
+        if self._replicas.answered(replica, reply.version) and not self._is_shadow:
             logger.info(f"reward {self.name!r}: {replica.endpoint.url} answers again")
         return reply
 
     def _failed(self, replica: Replica) -> None:
-        if self._replicas.failed(replica):
+        if self._replicas.failed(replica) and not self._is_shadow:
             logger.warning(
                 f"reward {self.name!r}: {replica.endpoint.url} is left out until it answers again: {self._why}"
             )
