@@ -155,11 +155,13 @@ class Dialect(Protocol):
     def tops(self, body: bytes) -> Mapping[int, float]:
         """Read these: log-prob by token id."""
 
-    def scoring(self, token_ids: IntArray, adapter: str | None) -> Call:
-        """Ask for the log-probs of a text."""
+    async def scores(
+        self, client: HttpClient, token_ids: IntArray, places: IntArray, adapter: str | None
+    ) -> FloatArray:
+        """Log-probs of the tokens of a text at these places, 1 or above, each given all before it, [P].
 
-    def scores(self, body: bytes, token_ids: IntArray) -> FloatArray:
-        """Read them: of each token but the first, [T - 1]."""
+        To be asked beside answers, of this client and of others.
+        """
 
     async def facts(
         self, client: HttpClient, model: str, root: str, max_model_len: int | None

@@ -148,7 +148,9 @@ class RemoteServer:
 
     async def logprobs(self, token_ids: IntArray) -> FloatArray:
         """As `Engine.logprobs`."""
-        return await self.weights.scores(*self._scoring(token_ids))
+        dialect, version = self._serving()
+        places = np.arange(1, len(token_ids), dtype=np.int32)
+        return await self.weights.scores(dialect, np.asarray(token_ids), places, version)
 
     async def close(self) -> None:
         """End answers in flight and forget our adapters there; the server goes on. May be called twice."""
@@ -168,10 +170,6 @@ class RemoteServer:
     async def _ask_engine(self) -> None:
         if self._dialect is not None and self.weights.version is not None:
             await self.weights.standing(self._dialect, self.weights.version)
-
-    def _scoring(self, token_ids: IntArray) -> tuple[Dialect, IntArray, PolicyVersion]:
-        dialect, version = self._serving()
-        return dialect, np.asarray(token_ids), version
 
     def _serving(self) -> tuple[Dialect, PolicyVersion]:
         dialect, version = self._known(), self.weights.version

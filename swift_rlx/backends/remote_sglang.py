@@ -142,14 +142,17 @@ class SglangDialect:
             raise NoAnswer("it gave no log-prob")
         return found
 
-    def scoring(self, token_ids: IntArray, adapter: str | None) -> Call:
-        """As `Dialect.scoring`."""
+    async def scores(
+        self, client: HttpClient, token_ids: IntArray, places: IntArray, adapter: str | None
+    ) -> FloatArray:
+        """As `Dialect.scores`."""
         one = Generation("", token_ids, SamplingParams(max_tokens=1), adapter)
         size = ANSWER_BYTES + TOKEN_BYTES * len(token_ids)
-        return self._asking(one, {"logprob_start_len": 0}, size)
+        body = await client.body_of(self._asking(one, {"logprob_start_len": 0}, size))
+        return self.text_scores(body, token_ids)[places - 1]
 
-    def scores(self, body: bytes, token_ids: IntArray) -> FloatArray:
-        """As `Dialect.scores`."""
+    def text_scores(self, body: bytes, token_ids: IntArray) -> FloatArray:
+        """Read the log-probs of each token but the first, [T - 1]. Raises `NoAnswer`."""
         pairs = decode(body, _Generated).meta_info.input_token_logprobs
         if [one.token_id for one in pairs] != token_ids.tolist():
             raise NoAnswer("it scored another text than it was given")

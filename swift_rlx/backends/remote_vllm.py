@@ -3,6 +3,7 @@
     answers    /inference/v1/generate, which says for each token by which weights it was made (`--enable-scale-out`):
                `remote_vllm_answers.py`
     adapters   /v1/load_lora_adapter, a new name for each version (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)
+    log-probs  of a text, from answers of one token: `remote_vllm_scores.py`
     weights    /pause, /start_weight_update, /update_weights, ... with our transfer `rlx_file`, whose server side is
                this package's plugin for vLLM (VLLM_SERVER_DEV_MODE=1)
 
@@ -21,10 +22,12 @@ from swift_rlx.backends.remote_answer import decode
 from swift_rlx.backends.remote_dialect import Ability, ServerFacts, Standing
 from swift_rlx.backends.remote_http import Call, HttpClient
 from swift_rlx.backends.remote_vllm_answers import GENERATE, VllmAnswers
+from swift_rlx.backends.remote_vllm_scores import scores_at
 from swift_rlx.backends.vllm_plugin import FILE_TRANSFER
 from swift_rlx.backends.vllm_weight_files import weight_files
 from swift_rlx.backends.weights import WeightKind
 from swift_rlx.errors import BackendError, BackendUnavailable, BackendUnfit
+from swift_rlx.types import FloatArray, IntArray
 
 LOAD_ADAPTER = "/v1/load_lora_adapter"
 NOWHERE = "/a-folder-that-is-nowhere"
@@ -61,6 +64,12 @@ class _Models(msgspec.Struct):
 
 class VllmDialect(VllmAnswers):
     """A `Dialect`."""
+
+    async def scores(
+        self, client: HttpClient, token_ids: IntArray, places: IntArray, adapter: str | None
+    ) -> FloatArray:
+        """As `Dialect.scores`."""
+        return await scores_at(client, self, token_ids, places, adapter)
 
     async def facts(
         self, client: HttpClient, model: str, root: str, max_model_len: int | None

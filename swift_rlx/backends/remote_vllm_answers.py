@@ -1,4 +1,4 @@
-"""Answers and log-probs of vLLM's server: how they are asked for, and how what comes is read.
+"""Answers of vLLM's server: how they are asked for, and how what comes is read.
 
 All of it is /inference/v1/generate (`--enable-scale-out`), which takes and gives token ids. An answer is asked for as a
 stream of events, each with new tokens and their log-probs; the last one says which weights made which token. It is
@@ -22,17 +22,10 @@ from swift_rlx.backends.remote_answer import (
     TokenId,
     WirePiece,
     decode,
-    text_scores,
 )
-from swift_rlx.backends.remote_dialect import (
-    ANSWER_BYTES,
-    STREAM_TOKENS,
-    TOKEN_BYTES,
-    Generation,
-    ServerKind,
-)
+from swift_rlx.backends.remote_dialect import STREAM_TOKENS, Generation, ServerKind
 from swift_rlx.backends.remote_http import Call
-from swift_rlx.types import FinishReason, FloatArray, IntArray, SamplingParams
+from swift_rlx.types import FinishReason, SamplingParams
 
 GENERATE = "/inference/v1/generate"
 BARRED = -1e9
@@ -66,13 +59,8 @@ class _Choice(msgspec.Struct):
     weight_versions: list[_Span] | None = None
 
 
-class _PromptLogprob(msgspec.Struct):
-    logprob: float
-
-
 class _Generated(msgspec.Struct):
     choices: list[_Choice]
-    prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
 
 
 class _Fault(msgspec.Struct):
@@ -121,9 +109,9 @@ class VllmAnswers:
         ids = [f"generate-tokens-{wire_id}" for wire_id in wire_ids]
         return [Call("POST", "/inference/v1/abort_requests", {"request_ids": ids})]
 
-    def top_logprobs(self, one: Generation) -> Call:
-        """As `Dialect.top_logprobs`."""
-        return self._asking(one, {"logprobs": TOPS})
+    def top_logprobs(self, one: Generation, raised: Mapping[int, float] | None = None) -> Call:
+        """As `Dialect.top_logprobs`. `raised`: nats that are added to the logits of some tokens."""
+        return self._asking(one, {"logprobs": TOPS}, raised=raised)
 
     def tops(self, body: bytes) -> Mapping[int, float]:
         """As `Dialect.tops`."""
@@ -133,33 +121,17 @@ class VllmAnswers:
         tops: list[_Top] = [*entries[0].top_logprobs, entries[0]]
         return {one.token_id: one.logprob for one in tops}
 
-    def scoring(self, token_ids: IntArray, adapter: str | None) -> Call:
-        """As `Dialect.scoring`."""
-        one = Generation("", token_ids, SamplingParams(max_tokens=1), adapter)
-        size = ANSWER_BYTES + TOKEN_BYTES * len(token_ids)
-        return self._asking(one, {"logprobs": 0, "prompt_logprobs": 0}, size)
-
-    def scores(self, body: bytes, token_ids: IntArray) -> FloatArray:
-        """As `Dialect.scores`."""
-        found = decode(body, _Generated).prompt_logprobs or []
-        if len(found) != len(token_ids):
-            raise NoAnswer(f"it scored {len(found)} of {len(token_ids)} tokens")
-        scores = [
-            position[str(token)].logprob if position is not None and str(token) in position else None
-            for token, position in zip(token_ids[1:].tolist(), found[1:], strict=True)
-        ]
-        return text_scores(scores)
-
     def _asking(
         self,
         one: Generation,
         extra: Mapping[str, Any],
-        max_bytes: int | None = None,
         *,
+        raised: Mapping[int, float] | None = None,
         is_stream: bool = False,
     ) -> Call:
         sampling = one.sampling
         bias = {str(token): BARRED for token in sampling.barred_token_ids}
+        bias |= {str(token): nats for token, nats in (raised or {}).items()}
         parameters = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -181,7 +153,7 @@ class VllmAnswers:
             **({"model": one.adapter} if one.adapter else {}),
             **({"stream": True} if is_stream else {}),
         }
-        return Call("POST", GENERATE, body, max_bytes or one.max_bytes)
+        return Call("POST", GENERATE, body, one.max_bytes)
 
 
 def _only_choice(choices: Sequence[_Choice]) -> _Choice:

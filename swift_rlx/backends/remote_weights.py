@@ -10,6 +10,8 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
+import numpy as np
+
 from swift_rlx.backends.remote_answer import Labels, NoAnswer
 from swift_rlx.backends.remote_dialect import Dialect, ServerNeeds, Standing
 from swift_rlx.backends.remote_http import HttpClient
@@ -19,6 +21,8 @@ from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, 
 from swift_rlx.types import FloatArray, IntArray, PolicyVersion
 
 FOLDER_FLAG = "--rollout_shared_directory"
+PROBE_PLACES = 12
+"""Tokens of the probe that a server is asked for, from all over it: each may cost it two requests."""
 
 
 class RemoteWeights:
@@ -73,11 +77,12 @@ class RemoteWeights:
         except NoAnswer as error:
             raise BackendUnavailable(f"{self._url} did not say which weights it serves: {error}") from None
 
-    async def scores(self, dialect: Dialect, token_ids: IntArray, version: PolicyVersion) -> FloatArray:
-        """Log-probs of a text, [T - 1]."""
-        body = await self._client.body_of(dialect.scoring(token_ids, self.adapter(version)))
+    async def scores(
+        self, dialect: Dialect, token_ids: IntArray, places: IntArray, version: PolicyVersion
+    ) -> FloatArray:
+        """Log-probs of the tokens of a text at these places, 1 or above, [P]."""
         try:
-            return dialect.scores(body, token_ids)
+            return await dialect.scores(self._client, token_ids, places, self.adapter(version))
         except NoAnswer as error:
             raise BackendUnavailable(f"{self._url} did not score a text: {error}") from None
 
@@ -125,11 +130,13 @@ class RemoteWeights:
     async def _check_probe(self, dialect: Dialect, version: PolicyVersion, files: WeightFiles) -> None:
         if (probe := files.probe) is None:
             return
+        last = len(probe.token_ids) - 1
+        places = np.unique(np.linspace(1, last, min(PROBE_PLACES, last)).round().astype(np.int32))
         try:
-            served = await self.scores(dialect, probe.token_ids, version)
+            served = await self.scores(dialect, probe.token_ids, places, version)
         except BackendRejected as error:
             raise BackendUnavailable(f"the probe of weights {version} was refused: {error}") from error
-        self.probe_difference = probe.difference(served)
+        self.probe_difference = probe.difference(served, places)
         if self.probe_difference > probe.tolerance:
             words = (
                 f"{self._url} does not serve the weights {version} that it took: its log-probs of the probe differ by"

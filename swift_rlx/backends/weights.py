@@ -30,9 +30,13 @@ class Probe:
     logprobs: FloatArray
     tolerance: float
 
-    def difference(self, served: FloatArray) -> float:
-        """The largest absolute difference to what an engine found, in nats; infinite where one is not finite."""
-        apart = np.abs(np.asarray(served, np.float64) - self.logprobs)
+    def difference(self, served: FloatArray, places: IntArray | None = None) -> float:
+        """The largest absolute difference to what an engine found, in nats; infinite where one is not finite.
+
+        `places`: of the tokens that `served` [P] is of; None: all but the first.
+        """
+        expected = self.logprobs if places is None else self.logprobs[places - 1]
+        apart = np.abs(np.asarray(served, np.float64) - expected)
         return float(apart.max()) if np.isfinite(apart).all() else float("inf")
 
 

@@ -23,7 +23,7 @@ from vllm_runs import (
 )
 from vllm_servers import START_S, VllmServer, running_servers
 
-from swift_rlx.backends import Probe, WeightFiles, WeightKind
+from swift_rlx.backends import GenerationRequest, Probe, WeightFiles, WeightKind
 from swift_rlx.backends.remote_dialect import Ability, ServerNeeds
 from swift_rlx.backends.remote_probe import identify
 from swift_rlx.backends.remote_server import RemoteServer
@@ -118,6 +118,12 @@ def test_a_server_that_is_given_adapters_keeps_the_rules(
     check(both[0], model, files)
 
 
+def test_adapters_are_checked_beside_answers_that_were_begun_under_older_ones(
+    both: list[VllmServer], model: Path, tmp_path: Path
+) -> None:
+    publish_beside_answers(WeightKind.ADAPTER, both[0], model, tmp_path)
+
+
 def test_a_run_with_adapters_goes_on_while_one_of_two_servers_is_killed_and_started_again(
     both: list[VllmServer], model: Path, tmp_path: Path, asked_again_soon: None
 ) -> None:
@@ -132,6 +138,12 @@ def test_a_server_that_is_given_all_weights_keeps_the_rules(
         move(policy, seed=step)
         files.append(probed(save_full(policy, tmp_path / f"v{step}"), policy))
     check(both[1], model, files)
+
+
+def test_all_weights_are_checked_beside_answers_that_were_begun_under_older_ones(
+    both: list[VllmServer], model: Path, tmp_path: Path
+) -> None:
+    publish_beside_answers(WeightKind.FULL, both[1], model, tmp_path)
 
 
 def test_files_that_the_server_does_not_see_are_refused_by_it(
@@ -179,6 +191,46 @@ def test_a_run_with_all_weights_goes_on_while_one_of_two_servers_is_killed_and_s
     asked_again_soon: None,
 ) -> None:
     train_while_the_first_is_killed(WeightKind.FULL, model, [without_lora, both[1]], tmp_path)
+
+
+# --- checks beside answers -------------------------------------------------------------------------------------------
+
+
+def publish_beside_answers(kind: WeightKind, one: VllmServer, model: Path, tmp_path: Path) -> None:
+    """Versions that are scored in the same batches as answers of those before; the server has room for adapters."""
+    is_full = kind is WeightKind.FULL
+    policy = load(model) if is_full else with_adapter(load(model))
+    length, steps, at_a_time = 200, 4, 2
+    sampling = SamplingParams(max_tokens=length, barred_token_ids=(load(model).config.eos_token_id,))
+
+    async def go() -> None:
+        server = RemoteServer(one.endpoint, needs(kind, model))
+        await server.start()
+        answers: list[asyncio.Task[Completion]] = []
+        for step in range(steps):
+            (move if is_full else move_adapter)(policy, seed=step)
+            files = (save_full if is_full else save_adapter)(policy, tmp_path / f"beside-{step}")
+            await server.publish(PolicyVersion(0, step), probed(files, policy))
+            difference = server.weights.probe_difference
+            assert difference is not None
+            assert difference < 1e-3
+            assert not any(answer.done() for answer in answers), "they were beside it all the time"
+            for number in range(at_a_time):
+                begun = asyncio.Event()
+                prompt = Prompt(number, np.arange(20 + number, 30 + number, dtype=np.int32))
+                asked = GenerationRequest(f"{step}-{number}", prompt, 0, sampling)
+                answers.append(
+                    asyncio.ensure_future(server.generate(asked, lambda chunk, it=begun: it.set()))
+                )
+                await begun.wait()
+        for number, answer in enumerate(await asyncio.gather(*answers)):
+            assert answer.num_tokens == length
+            made_by = set(answer.policy_steps.tolist())
+            assert (number // at_a_time in made_by) if is_full else (made_by == {number // at_a_time})
+        assert one.is_ready
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(go(), START_S))
 
 
 # --- two servers, one of which is killed -----------------------------------------------------------------------------

@@ -51,8 +51,7 @@ def of_vllm(answer: Answer, begin: int = 0) -> dict[str, Any]:
         "finish_reason": "stop",
         "weight_versions": spans,
     }
-    prompt = [None, *({str(token): {"logprob": -1.0}} for token in TEXT[1:].tolist())]
-    return {"choices": [choice], "prompt_logprobs": prompt}
+    return {"choices": [choice], "prompt_logprobs": None}
 
 
 def of_sglang(answer: Answer, begin: int = 0) -> dict[str, Any]:

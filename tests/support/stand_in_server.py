@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -285,11 +285,18 @@ class StandIn:
         return response
 
     def tops(
-        self, adapter: str | None, ids: list[int], sampling: SamplingParams, count: int
+        self,
+        adapter: str | None,
+        ids: list[int],
+        sampling: SamplingParams,
+        count: int,
+        bias: Mapping[int, float] | None = None,
     ) -> list[tuple[int, float]]:
-        """The most likely tokens after a text, with log-probs."""
-        row = self.logits(self.full.engine if adapter is None else self.adapters[adapter], ids)
+        """The most likely tokens after a text, with log-probs; `bias`: nats added to logits, by token."""
+        row = self.logits(self.full.engine if adapter is None else self.adapters[adapter], ids).copy()
         if not self.is_raw:
+            for token, nats in (bias or {}).items():
+                row[token] += nats
             row = row / (sampling.temperature or 1.0)
             if sampling.top_k:
                 row = np.where(row >= np.sort(row)[-sampling.top_k], row, -np.inf)

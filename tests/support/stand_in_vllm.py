@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from aiohttp import web
 from stand_in_server import Making, StandIn
 
@@ -17,6 +16,7 @@ from swift_rlx.backends.remote_vllm import BROKEN
 from swift_rlx.types import Completion, SamplingParams
 
 MODEL = "tiny"
+_unnamed = itertools.count()
 
 
 class StandInVllm(StandIn):
@@ -81,7 +81,7 @@ class StandInVllm(StandIn):
         ids, given = body["token_ids"], body["sampling_params"]
         if not 0 <= given["temperature"] <= 2:
             return _error(f"temperature must be in [0, 2], got {given['temperature']}.", 400)
-        sampling, wire_id = _sampling(given), body.get("request_id", "unnamed")
+        sampling, wire_id = _sampling(given), body.get("request_id") or f"unnamed-{next(_unnamed)}"
         make = partial(self.answer, adapter, wire_id, ids, sampling)
         name = f"generate-tokens-{wire_id}"
         if body.get("stream"):
@@ -90,11 +90,14 @@ class StandInVllm(StandIn):
         answer = await make()
         choice = self._choice(answer, 0)
         if choice["logprobs"]["content"]:
-            tops = self.tops(adapter, ids, sampling, given["logprobs"])
+            bias = {int(token): nats for token, nats in given.get("logit_bias", {}).items()}
+            tops = self.tops(adapter, ids, sampling, given["logprobs"], bias)
+            if bias:
+                choice["token_ids"][0], logprob = tops[0]
+                choice["logprobs"]["content"][0] |= {"token_id": tops[0][0], "logprob": logprob}
             rows = [{"token_id": one, "logprob": value, "rank": 1} for one, value in tops]
             choice["logprobs"]["content"][0]["top_logprobs"] = rows
-        prompt_logprobs = await self._prompt_logprobs(adapter, ids, given)
-        return _json({"request_id": name, "choices": [choice], "prompt_logprobs": prompt_logprobs})
+        return _json({"request_id": name, "choices": [choice], "prompt_logprobs": None})
 
     async def _events(self, name: str, make: Making, interval: int) -> AsyncIterator[dict[str, Any]]:
         """The spans of the weights come with the last one."""
@@ -123,16 +126,6 @@ class StandInVllm(StandIn):
             "logprobs": {"content": content[begin:]},
             "weight_versions": _spans(self.labels_of(answer)),
         }
-
-    async def _prompt_logprobs(self, adapter: str | None, ids: list[int], given: dict[str, Any]) -> Any:
-        if "prompt_logprobs" not in given:
-            return None
-        engine = self.full.engine if adapter is None else self.adapters[adapter]
-        scores = (await engine.logprobs(np.array(ids, np.int32))).tolist()
-        rows = [
-            {str(token): {"logprob": score, "rank": 1}} for token, score in zip(ids[1:], scores, strict=True)
-        ]
-        return [None, *rows]
 
     async def _abort(self, request: web.Request) -> web.Response:
         ids = (await request.json())["request_ids"]
