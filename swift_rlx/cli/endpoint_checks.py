@@ -16,6 +16,7 @@ from swift_rlx.backends.remote_endpoint import (
 )
 from swift_rlx.backends.remote_http import HttpClient
 from swift_rlx.backends.remote_probe import identify
+from swift_rlx.backends.vllm_contract import installed_version, is_for_accelerators
 from swift_rlx.backends.weights import WeightKind
 from swift_rlx.cli.checks import Check, Report, Section, fail, ok, warn
 from swift_rlx.errors import BackendError
@@ -60,7 +61,7 @@ def _checks(endpoint: Endpoint, facts: ServerFacts, key: ApiKey | None) -> tuple
     length = "" if facts.max_model_len is None else f", {facts.max_model_len} tokens in all"
     what = f"{facts.kind.value} {facts.version} with {facts.root}{length}"
     one_way = Ability.ADAPTERS not in facts.lacks or Ability.WEIGHTS not in facts.lacks
-    command = _command(facts.kind, endpoint, facts.root, key)
+    command = _command(facts.kind, endpoint, facts.root, key, facts.version)
     return (
         ok("server", what, kind=facts.kind.value, version=facts.version, model=facts.root),
         *(_ability(ability, facts, is_needed=not one_way) for ability in Ability),
@@ -116,5 +117,8 @@ def _ways(endpoint: Endpoint) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _command(kind: ServerKind, endpoint: Endpoint, model: str, key: ApiKey | None) -> str:
-    return start_command(kind, endpoint, model, tuple(WeightKind), has_key=key is not None)
+def _command(kind: ServerKind, endpoint: Endpoint, model: str, key: ApiKey | None, version: str = "") -> str:
+    """A server on this machine is taken for one of the vLLM that is installed here."""
+    has_cpu_build = installed_version() is not None and not is_for_accelerators()
+    on_cpu = "+cpu" in version or (endpoint.is_local and has_cpu_build)
+    return start_command(kind, endpoint, model, tuple(WeightKind), has_key=key is not None, on_cpu=on_cpu)

@@ -55,3 +55,10 @@ def test_an_sglang_is_told_its_adapters() -> None:
     assert words[:4] == ["python", "-m", "sglang.launch_server", "--model-path"]
     assert words[-5:] == ["--enable-lora", "--max-lora-rank", "16", "--lora-target-modules", "all"]
     assert "--enable-lora" not in command(ServerKind.SGLANG, WeightKind.FULL)
+
+
+def test_a_cpu_build_is_told_its_memory_and_to_leave_other_plugins_alone() -> None:
+    words = command(ServerKind.VLLM, WeightKind.FULL, on_cpu=True)
+    assert words[:3] == ["VLLM_SERVER_DEV_MODE=1", "VLLM_PLUGINS=rlx", "VLLM_CPU_KVCACHE_SPACE=1"]
+    assert not any("VLLM_PLUGINS" in word for word in command(ServerKind.VLLM, *WeightKind))
+    assert not any("VLLM" in word for word in command(ServerKind.SGLANG, *WeightKind, on_cpu=True))

@@ -15,6 +15,9 @@ from stand_in_server import StandIn
 from stand_in_sglang import StandInSglang
 from stand_in_vllm import StandInVllm
 
+from swift_rlx.backends.remote_dialect import ServerKind
+from swift_rlx.backends.remote_endpoint import parse_endpoints
+from swift_rlx.cli import endpoint_checks
 from swift_rlx.cli.main import main
 
 SECRET = "sk-3f9a77"
@@ -102,6 +105,25 @@ def test_where_nobody_listens_it_gives_the_command(
     assert "connection refused" in checks["server"]["detail"]
     assert f"--model MODEL --host 127.0.0.1 --port {port}" in checks["server"]["remedy"]
     assert checks["proxy"]["detail"] == "HTTP_PROXY is set and not used: servers are reached directly"
+
+
+@pytest.mark.parametrize(
+    ("host", "accelerated", "version", "is_told"),
+    [
+        ("127.0.0.1", False, "", True),
+        ("127.0.0.1", True, "0.32.0", False),
+        ("gpu7", False, "0.32.0", False),
+        ("gpu7", True, "0.32.0+cpu", True),
+    ],
+)
+def test_the_command_for_a_cpu_build_is_given_where_one_is_there_or_installed_here(
+    monkeypatch: pytest.MonkeyPatch, host: str, accelerated: bool, version: str, is_told: bool
+) -> None:
+    monkeypatch.setattr(endpoint_checks, "installed_version", lambda: "0.32.0")
+    monkeypatch.setattr(endpoint_checks, "is_for_accelerators", lambda: accelerated)
+    [endpoint] = parse_endpoints([f"http://{host}:8000"])
+    command = endpoint_checks._command(ServerKind.VLLM, endpoint, "MODEL", None, version)
+    assert ("VLLM_PLUGINS=rlx VLLM_CPU_KVCACHE_SPACE=1 " in command) is is_told
 
 
 def test_the_key_is_sent_and_shown_nowhere(

@@ -1,4 +1,4 @@
-"""Real servers of vLLM for tests, started with the command that `swift-rlx doctor` prints, and what a CPU needs."""
+"""Real servers of vLLM for tests, started with the command that `swift-rlx doctor` prints, and flags for small ones."""
 
 from __future__ import annotations
 
@@ -16,21 +16,16 @@ from pathlib import Path
 
 from vllm_runs import MAX_MODEL_LEN
 
-from swift_rlx.backends import EngineSpec, WeightKind
+from swift_rlx.backends import WeightKind
 from swift_rlx.backends.remote_commands import start_command
 from swift_rlx.backends.remote_dialect import ServerKind
 from swift_rlx.backends.remote_endpoint import Endpoint, parse_endpoints
-from swift_rlx.backends.vllm_environment import environment
+from swift_rlx.backends.vllm_environment import ALWAYS, ON_CPU
 from swift_rlx.cluster.guardian import end_group
 
 START_S = 300.0
 POLL_S = 0.3
-# vLLM's CPU build dies of a text that is scored beside answers where an adapter is around the output layer.
-ON_CPU = (
-    f"--dtype float32 --enforce-eager --max-model-len {MAX_MODEL_LEN} --max-num-seqs 8 --no-enable-chunked-prefill"
-    f" --kv-cache-memory-bytes {64 << 20}"
-)
-LAYERS = "--lora-target-modules q_proj v_proj o_proj up_proj down_proj"
+SMALL = f"--dtype float32 --enforce-eager --max-model-len {MAX_MODEL_LEN} --max-num-seqs 8 --no-enable-chunked-prefill"
 
 
 class VllmServer:
@@ -49,19 +44,19 @@ class VllmServer:
 
     def configure(self, kinds: Sequence[WeightKind], flags: str = "") -> None:
         """What weights it takes from its next start on. `flags`: further ones."""
-        layers = LAYERS if WeightKind.ADAPTER in kinds else ""
-        command = start_command(ServerKind.VLLM, self.endpoint, str(self._model), kinds)
-        self._words = shlex.split(f"{command} {ON_CPU} {layers} {flags}")
+        command = start_command(ServerKind.VLLM, self.endpoint, str(self._model), kinds, on_cpu=True)
+        self._words = shlex.split(f"{command} {SMALL} {flags}")
 
     def launch(self) -> None:
         """Start the process; `wait` returns when it answers."""
         variables = dict(word.split("=", 1) for word in self._words if word.startswith("VLLM_"))
         words = [word for word in self._words if not word.startswith("VLLM_")]
-        spec = EngineSpec("vllm", str(self._model))
+        quiet = ALWAYS | ON_CPU | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        foreign = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *words[1:]],
-                env=os.environ | environment(spec) | {"OMP_NUM_THREADS": "1"} | variables,
+                env=foreign | quiet | variables,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
