@@ -203,6 +203,8 @@ class RolloutMeter:
             score_s=self._score_s / max(self._groups, 1),
             tokens=dict(counters.tokens) if counters else {},
             failovers=counters.failovers if counters else 0,
+            away_s=counters.away_s if counters else 0.0,
+            workers=tuple(counters.max_inflight) if counters else (),
         )
 
     def _slots(self) -> float:

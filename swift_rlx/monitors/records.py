@@ -57,6 +57,10 @@ class Counters(Protocol):
     def tokens(self) -> Mapping[Fate, int]:
         """Generated tokens by fate."""
 
+    @property
+    def away_s(self) -> float:
+        """Seconds in which every worker was out at once, in this start of the run."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
@@ -88,6 +92,10 @@ class RunTotals:
     """From the last answer of a trained group to its scores, mean."""
     tokens: Mapping[Fate, int] = field(default_factory=dict)
     failovers: int = 0
+    away_s: float = 0.0
+    """In which every worker was out at once."""
+    workers: tuple[str, ...] = ()
+    """Their names."""
 
     def share(self, phase: Phase) -> float:
         """Of the wall time."""

@@ -1,8 +1,8 @@
 """What limited a run and what to change, out of its totals. Pure functions.
 
 The trainer's time is the yardstick: whatever kept it from training longest is the limit. Where it waited for
-rollouts, the next question is what these waited for: the trainer itself (staleness 0), their scores, a slot on a
-worker, or the staleness bound.
+rollouts, the next question is what these waited for: a worker that was there at all, the trainer itself (staleness 0),
+their scores, a slot on a worker, or the staleness bound.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ BUSY = 0.9
 SLOTS_FULL = 0.8
 """Share of the slots in use from which on a lack of slots holds up the rollouts."""
 NOTABLE_WASTE = 0.05
+AWAY = 0.5
+"""Share of the trainer's waiting from which on it is for workers that are out."""
 
 
 class Limit(enum.Enum):
@@ -30,6 +32,7 @@ class Limit(enum.Enum):
     TRAINING = "training"
     TURNS = "taking turns"
     GENERATION = "generation"
+    AWAY = "workers that were out"
     STALENESS = "the staleness bound"
     REWARDS = "rewards"
     PUBLISHING = "publishing weights"
@@ -85,6 +88,10 @@ def _training(totals: RunTotals, plan: RolloutPlan) -> Verdict:
 
 def _waiting(totals: RunTotals, plan: RolloutPlan) -> Verdict:
     waited = f"the trainer waited {_percent(totals.share(Phase.WAIT))} of the time"
+    if totals.away_s > AWAY * totals.seconds[Phase.WAIT]:
+        who = totals.workers[0] if len(totals.workers) == 1 else "every worker"
+        advice = "see the log for the cause; a further worker would have gone on meanwhile"
+        return Verdict(Limit.AWAY, f"{waited}; for {_duration(totals.away_s)} {who} was out", advice)
     if plan.max_staleness == 0:
         advice = "set --max_staleness 1 or more, so that generation and training overlap"
         return Verdict(Limit.TURNS, f"{waited} at staleness 0", advice)

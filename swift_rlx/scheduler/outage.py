@@ -7,6 +7,29 @@ from collections.abc import Callable
 from swift_rlx.clock import Clock, Timer
 
 
+class Stopwatch:
+    """Seconds in which it ran."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._counted_s = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self._counted_s + (0.0 if self._since is None else self._clock.now() - self._since)
+
+    def run(self) -> None:
+        """Count from now on."""
+        if self._since is None:
+            self._since = self._clock.now()
+
+    def pause(self) -> None:
+        """Count no more."""
+        self._counted_s, self._since = self.seconds, None
+
+
 class Outage:
     """Counts the seconds of an outage, without those in which it is paused.
 

@@ -79,6 +79,8 @@ class Recovery:
 
     def _ejected(self, worker: Worker, error: BackendError, is_dead: bool) -> None:
         logger.warning(f"worker '{worker.name}' gets no more requests until it is well again: {error}")
+        if all(one.state is WorkerState.EJECTED for one in self._state.router.workers):
+            self._state.away.run()
         wait_s = self._state.router.ejection_s(worker)
         if is_dead:  # a new process can be started at once, unless the last one was of no use either
             wait_s = STARTING_S if worker.ejections > 1 else 0.0
@@ -124,7 +126,7 @@ class Recovery:
                 await self._renew(worker)
             except WorkerLost as error:
                 self._lose(worker, error)
-                wait_s = state.router.ejection_s(worker)
+                wait_s = state.router.again_s(worker)
             except WorkerAbsent:
                 state.router.starting(worker)
                 self._count()
@@ -132,7 +134,7 @@ class Recovery:
             except BackendError as error:
                 state.router.is_still_ill(worker)
                 self._note(error)
-                wait_s = state.router.ejection_s(worker)
+                wait_s = state.router.again_s(worker)
             else:
                 break
         self._lost.discard(worker.name)
@@ -141,6 +143,7 @@ class Recovery:
             f"worker '{worker.name}' is back after {out_s:.0f} s and serves weights {worker.version}"
         )
         state.router.readmit(worker)
+        state.away.pause()
         self._count()
         state.events.generate.set()
 

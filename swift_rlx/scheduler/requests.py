@@ -92,10 +92,21 @@ async def attempt(
 
 
 async def within(limit_s: float, coroutine: Coroutine[Any, Any, Result], what: str) -> Result:
-    """The result of a backend's call. Raises `BackendTimeout` naming `what` after `limit_s`."""
+    """The result of a backend's call. Raises `BackendTimeout` naming `what` after `limit_s`.
+
+    Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes as the call ends; who asks a worker again and
+    again would not end with the run then.
+    """
+    call = asyncio.ensure_future(coroutine)
     try:
-        return await asyncio.wait_for(coroutine, limit_s)
+        if (await asyncio.wait({call}, timeout=limit_s))[0]:
+            return call.result()
+        raise BackendTimeout(f"waited {limit_s:g} s for {what}, in vain")
     except (asyncio.TimeoutError, TimeoutError) as error:
         if isinstance(error, BackendError):
             raise
         raise BackendTimeout(f"waited {limit_s:g} s for {what}, in vain") from None
+    finally:
+        if not call.done():
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)

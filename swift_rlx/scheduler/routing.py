@@ -3,8 +3,9 @@
 A worker that fails often and fast has always room; so it is not its load that keeps requests away from it but its
 state: `FAILURES_TO_EJECT` failures without an answer between them eject it, and its death at once. It comes back when
 it says that it is well and serves the current weights, at the earliest after a time that grows threefold with every
-ejection. Until it has shown that it makes tokens it gets one request at a time, and until it has given an answer the
-next failure ejects it again.
+ejection. To ask one that is not there or not well costs no request, so it is asked again at short intervals: one that
+comes back is used within seconds. Until it has shown that it makes tokens it gets one request at a time, and until it
+has given an answer the next failure ejects it again.
 
 A request that was on several workers that died is a suspect (`blame.py`). A worker has at most one of them, and it has
 to have shown itself well before: so it is known who is to blame should it die too, and a prompt that kills workers does
@@ -29,6 +30,8 @@ FAILURES_TO_EJECT = 3
 FIRST_EJECTION_S = 3.0
 EJECTION_GROWTH = 3.0
 MAX_EJECTION_S = 30.0
+ILL_AGAIN_S = 5.0
+"""After how long one that was asked and is not well is asked again, at the latest."""
 MAX_EJECTIONS = 10
 """More do not make it longer; a worker that is gone for hours is asked a thousand times."""
 
@@ -72,7 +75,9 @@ class Worker:
     failures: int = 0
     """Since the last answer, or since it was readmitted."""
     ejections: int = 0
-    """Since the last answer."""
+    """Since the last answer, with the times that it was asked whether it is well and was not."""
+    ill: int = 0
+    """These times."""
     is_starting: bool = False
     """It is out because it is being started, as it said when it was asked last."""
     is_on_probation: bool = False
@@ -181,7 +186,7 @@ class Router:
 
     def succeeded(self, worker: Worker) -> None:
         """An answer came."""
-        worker.failures = worker.ejections = 0
+        worker.failures = worker.ejections = worker.ill = 0
         worker.is_on_probation = False
 
     def measured(self, worker: Worker, mark: Mark | None, tokens: int, seconds: float) -> None:
@@ -207,13 +212,18 @@ class Router:
         return True
 
     def ejection_s(self, worker: Worker) -> float:
-        """Seconds until it is asked whether it is well."""
-        times = min(worker.ejections, MAX_EJECTIONS) - 1
+        """Seconds until it is asked whether it is well, for the first time since it is out."""
+        times = min(worker.ejections - worker.ill, MAX_EJECTIONS) - 1
         return float(min(FIRST_EJECTION_S * EJECTION_GROWTH**times, MAX_EJECTION_S))
+
+    def again_s(self, worker: Worker) -> float:
+        """Seconds until it is asked again that was asked and is not well."""
+        return min(self.ejection_s(worker), ILL_AGAIN_S)
 
     def is_still_ill(self, worker: Worker) -> None:
         """It was asked whether it is well, and is not."""
         worker.ejections += 1
+        worker.ill += 1
         worker.is_starting = False
 
     def starting(self, worker: Worker) -> None:

@@ -22,6 +22,7 @@ from swift_rlx.scheduler.ending import GroupEnd, GroupOutcome, OnEnd, fate_of_dr
 from swift_rlx.scheduler.groups import GroupBook, OpenGroup
 from swift_rlx.scheduler.journal_entries import Admitted, Dropped, Entry, EntrySink, PickedUp
 from swift_rlx.scheduler.ledger import TokenLedger
+from swift_rlx.scheduler.outage import Stopwatch
 from swift_rlx.scheduler.prompts import PromptSource
 from swift_rlx.scheduler.ready import ReadyBuffer
 from swift_rlx.scheduler.routing import Router
@@ -99,10 +100,13 @@ class RunState:
     """Batches of an earlier start that the trainer takes again, before any other."""
     journal: EntrySink | None = None
     is_closing: bool = False
+    away: Stopwatch = field(init=False)
+    """Runs while no worker gets requests."""
     drops: DropWatch = field(init=False)
     _told: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
+        self.away = Stopwatch(self.clock)
         self.drops = DropWatch(max(LEAST_IN_A_ROW, self.config.places), self.supervisor.fail)
 
     def attempt_failed(self, error: BackendError) -> None:

@@ -35,6 +35,8 @@ class Statistics:
     tokens: dict[Fate, int]
     max_inflight: dict[str, int] = field(default_factory=dict)
     """How many requests each worker may have in flight now."""
+    away_s: float = 0.0
+    """How long, in this start of the run, every worker was out at once."""
 
 
 def statistics_of(run: RunState, waiting_requests: int) -> Statistics:
@@ -57,4 +59,5 @@ def statistics_of(run: RunState, waiting_requests: int) -> Statistics:
         generated_tokens=run.ledger.generated,
         tokens={fate: run.ledger.tokens(fate) for fate in Fate},
         max_inflight={worker.name: worker.max_inflight for worker in run.router.workers},
+        away_s=run.away.seconds,
     )

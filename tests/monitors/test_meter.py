@@ -66,6 +66,7 @@ def counters(
         dropped=dict(dropped),
         tokens=by_fate,
         max_inflight={f"worker-{at}": limit for at, limit in enumerate(slots)},
+        away_s=0.0,
     )
 
 

@@ -54,6 +54,12 @@ CASES = {
         "taking turns",
         "set --max_staleness 1 or more, so that generation and training overlap",
     ),
+    "the only server was out": (
+        totals(wait=0.4, score_s=5.0, away_s=250.0, workers=("http://gpu7:8000",)),
+        PLAN,
+        "workers that were out",
+        "see the log for the cause; a further worker would have gone on meanwhile",
+    ),
     "slow reward": (
         totals(wait=0.4, mean_inflight=60, score_s=5.0),
         PLAN,
@@ -98,6 +104,15 @@ CASES = {
 def test_the_limit_is_named_with_what_to_change(run, plan, limit, advice):
     verdict = judge(run, plan)
     assert (verdict.limit.value, verdict.advice) == (limit, advice)
+
+
+def test_who_was_out_is_named_where_it_was_alone_and_is_no_limit_where_that_was_short():
+    one, two = ("http://gpu7:8000",), ("worker-0", "worker-1")
+    waited = "the trainer waited 40 % of the time; for 4 min"
+    for names, who in ((one, one[0]), (two, "every worker")):
+        run = totals(wait=0.4, away_s=240.0, workers=names)
+        assert judge(run, PLAN).evidence == f"{waited} {who} was out"
+        assert judge(replace(run, away_s=150.0), PLAN).limit is not Limit.AWAY
 
 
 def test_the_table_has_every_limit():

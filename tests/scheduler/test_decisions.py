@@ -117,14 +117,30 @@ def test_being_out_counts_once_however_often_the_worker_is_asked():
     (worker,) = routes.workers
     assert routes.failed(worker, is_dead=True)
     assert not routes.failed(worker, is_dead=True)
+    assert routes.failovers == 1
+
+
+def test_a_worker_that_fails_at_its_requests_is_asked_less_and_less_and_one_that_is_not_there_is_not():
+    routes = router(4)
+    (worker,) = routes.workers
     waits = []
     for _ in range(4):
+        routes.eject(worker)
         waits.append(routes.ejection_s(worker))
-        routes.is_still_ill(worker)
+        again = []
+        for _ in range(3):
+            routes.is_still_ill(worker)
+            again.append(routes.again_s(worker))
+        assert again == [min(waits[-1], 5.0)] * 3
+        routes.readmit(worker)
     assert waits == [3.0, 9.0, 27.0, 30.0]
-    worker.ejections = 10_000  # some days
+    routes.eject(worker)
+    worker.ejections += 10_000  # some days
     assert routes.ejection_s(worker) == 30.0
-    assert routes.failovers == 1
+    routes.succeeded(worker)
+    routes.readmit(worker)
+    routes.failed(worker, is_dead=True)
+    assert routes.ejection_s(worker) == 3.0
 
 
 def test_workers_that_were_readmitted_and_have_not_answered_are_not_well():

@@ -12,7 +12,8 @@ from small_run import settings, train
 from swift_rlx.clock import LoopClock
 from swift_rlx.errors import BackendUnavailable, WorkerAbsent, WorkerDied
 from swift_rlx.scheduler import IterableSource, PromptFeed, RolloutScheduler
-from swift_rlx.scheduler.outage import Outage
+from swift_rlx.scheduler.outage import Outage, Stopwatch
+from swift_rlx.scheduler.requests import within
 from swift_rlx.testing.fake_backend import ConstantLatency, FakeBackend, FakeScript, Fault
 from swift_rlx.testing.virtual_clock import run_virtual
 
@@ -164,6 +165,30 @@ def test_a_worker_is_taken_out_once_however_often_it_is_asked_in_vain():
     assert seen.stats.failovers == 1
 
 
+@pytest.mark.parametrize("back_s", [4.0, 13.0, 45.0])
+def test_a_lone_server_that_comes_back_within_the_limit_is_used_again_within_seconds(back_s):
+    """It is asked for the first time 3 s after it is out, and has to be so before the run ends of its absence."""
+
+    def gone():
+        return BackendUnavailable("connection refused") if 2.0 <= now() < 2.0 + back_s else None
+
+    used = []
+
+    class Server(FakeBackend):
+        async def generate(self, request, *listeners):
+            if gone() is None:
+                used.append(now())
+            return await super().generate(request, *listeners)
+
+    script = FakeScript(
+        fault=lambda request: None if gone() is None else Fault(BackendUnavailable), health_fault=gone
+    )
+    seen = train(settings(outage_limit_s=50.0), lambda: [Server("worker-0", script)], count=40, train_s=1.0)
+    assert seen.stats.trained == 40
+    after = [when for when in used if when >= 2.0 + back_s]
+    assert min(after) <= 2.0 + back_s + 5.5
+
+
 def test_what_happens_to_workers_is_told_and_a_kind_of_failure_once(caplog):
     with caplog.at_level(logging.WARNING, "swift_rlx"):
         seen = train(
@@ -202,3 +227,55 @@ def test_an_outage_is_counted_without_its_pauses():
 
     run_virtual(main())
     assert over == [110.0]
+
+
+def test_a_stopwatch_counts_the_seconds_in_which_it_ran():
+    async def main():
+        watch = Stopwatch(LoopClock())
+        await asyncio.sleep(3.0)
+        watch.pause()
+        watch.run()
+        await asyncio.sleep(2.0)
+        watch.run()  # it runs already
+        await asyncio.sleep(2.0)
+        assert watch.seconds == 4.0
+        watch.pause()
+        await asyncio.sleep(5.0)
+        return watch.seconds
+
+    assert run_virtual(main()) == 4.0
+
+
+def test_the_time_in_which_every_worker_is_out_is_counted():
+    def gone(since_s, until_s):
+        def fault(*request):
+            return BackendUnavailable("gone") if since_s <= now() < until_s else None
+
+        return FakeScript(
+            ConstantLatency(1.0),
+            fault=lambda request: fault() and Fault(BackendUnavailable),
+            health_fault=fault,
+        )
+
+    scripts = [gone(10.0, 30.0), gone(20.0, 40.0)]
+    seen = train(
+        settings(outage_limit_s=50.0),
+        lambda: [FakeBackend(f"worker-{at}", script) for at, script in enumerate(scripts)],
+        count=200,
+        train_s=0.5,
+    )
+    assert seen.stats.trained == 200
+    assert 5.0 <= seen.stats.away_s <= 16.0, "both were away for 10 s, and one is asked every 5 s"
+
+
+def test_who_is_stopped_in_the_moment_in_which_a_worker_answers_is_stopped():
+    async def main():
+        async def answer():
+            asyncio.get_running_loop().call_soon(asking.cancel)  # runs before the answer is taken
+            return "well"
+
+        asking = asyncio.ensure_future(within(10.0, answer(), "the worker"))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    run_virtual(main())

@@ -65,7 +65,7 @@ class Started:
     args = SimpleNamespace(max_staleness=2, weight_update="auto")
 
     def _start_pipeline(self):
-        counters = SimpleNamespace(tokens={}, failovers=0, max_inflight={"worker-0": 64})
+        counters = SimpleNamespace(tokens={}, failovers=0, max_inflight={"worker-0": 64}, away_s=0.0)
         thread = SimpleNamespace(statistics=lambda: counters)
         self.pipeline = SimpleNamespace(weight_update=WeightUpdate.DRAIN, thread=thread)
 
