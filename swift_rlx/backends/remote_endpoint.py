@@ -14,6 +14,7 @@ KEY_VARIABLE = "SWIFT_RLX_API_KEY"
 FILE_VARIABLE = "SWIFT_RLX_API_KEY_FILE"
 _PORTS = {"http": 80, "https": 443}
 _MAX_KEY_CHARACTERS = 4096
+_OPENAI = "/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,16 @@ class Endpoint:
 def parse_endpoints(texts: Sequence[str]) -> tuple[Endpoint, ...]:
     """The servers of `--rollout_endpoints`.
 
-    Raises `ConfigError` for what is no address of a server, for one with a password, and for one that is named twice.
+    Raises `ConfigError` for what is no address of a server, for one with a password, for that of a server's OpenAI
+    interface, and for one that is named twice.
     """
     found = [parse_endpoint(text) for text in texts]
+    for one in found:
+        if one.url.endswith(_OPENAI):
+            raise ConfigError(
+                f"--rollout_endpoints {one.url} is refused: this is the OpenAI interface of a server, and more of it is"
+                f" used than that; give the address of the server itself, {one.url.removesuffix(_OPENAI)}"
+            )
     for number, one in enumerate(found):
         if one in found[:number]:
             raise ConfigError(
@@ -79,12 +87,13 @@ def parse_endpoint(
 
 
 class ApiKey:
-    """A secret: whatever prints the object shows stars."""
+    """A secret: whatever prints the object shows stars. `source`: where it comes from, in words."""
 
-    __slots__ = ("_text",)
+    __slots__ = ("_text", "source")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, source: str = KEY_VARIABLE) -> None:
         self._text = text
+        self.source = source
 
     @property
     def headers(self) -> dict[str, str]:
@@ -120,7 +129,7 @@ def read_api_key(environment: Mapping[str, str], variable: str = KEY_VARIABLE) -
     key = text.strip()
     if not (0 < len(key) <= _MAX_KEY_CHARACTERS and key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"{where} is refused: a key is one word of printable ASCII characters")
-    return ApiKey(key)
+    return ApiKey(key, where)
 
 
 def unused_proxies(endpoint: Endpoint, environment: Mapping[str, str]) -> str:

@@ -14,13 +14,21 @@ import aiohttp
 import msgspec
 
 from swift_rlx.backends.remote_answer import EventFault, NoAnswer
-from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint, unused_proxies
+from swift_rlx.backends.remote_endpoint import (
+    FILE_VARIABLE,
+    KEY_VARIABLE,
+    ApiKey,
+    Endpoint,
+    unused_proxies,
+)
 from swift_rlx.backends.remote_events import EventReader
-from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, WorkerAbsent
+from swift_rlx.errors import BackendError, BackendRejected, BackendUnavailable, BackendUnfit, WorkerAbsent
 
 CONNECT_LIMIT_S = 10.0
 SMALL_BYTES = 1 << 20
 EVENTS = "text/event-stream"
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+"""What versions of OpenSSL say of an answer in plain HTTP."""
 MAX_WORDS = 500
 """Characters of a server's own words in an error."""
 MAX_RETRY_AFTER_S = 300.0
@@ -64,7 +72,8 @@ class HttpClient:
     async def ask(self, call: Call) -> Reply:
         """The reply, whatever its status.
 
-        Raises `WorkerAbsent` where nobody listens, and `BackendUnavailable` for every other failure of the way.
+        Raises `WorkerAbsent` where nobody listens, `BackendUnfit` where somebody does without TLS who is asked in TLS,
+        and `BackendUnavailable` for every other failure of the way.
         """
         return await self._exchange(call)
 
@@ -112,8 +121,10 @@ class HttpClient:
         )
         if reply.status in REQUEST_FAULTS:
             return BackendRejected(what)
-        if reply.status in (401, 403):
-            what += "; the variable SWIFT_RLX_API_KEY has to hold its key" if self._key is None else ""
+        if reply.status in (401, 403) and self._key is None:
+            what += f"; the variable {KEY_VARIABLE} has to hold its key, or {FILE_VARIABLE} to name a file that does"
+        elif reply.status == 401 and self._key is not None:
+            what += f"; the key in {self._key.source} is not the one that it wants: put that one there"
         return BackendUnavailable(what)
 
     def words(self, reply: Reply) -> str:
@@ -181,6 +192,12 @@ class HttpClient:
                 f"{url} shows a certificate that is not trusted ({error.certificate_error}); set SSL_CERT_FILE to the"
                 " certificate of its authority"
             )
+        if isinstance(error, aiohttp.ClientConnectorSSLError):
+            reason = getattr(error.os_error, "reason", None) or "it broke off"
+            if reason in NO_TLS:
+                plain = url.replace("https:", "http:", 1)
+                return BackendUnfit(f"{url} answers without TLS: it is {plain}, without the s")
+            return BackendUnavailable(f"{url} cannot be reached by TLS: {reason.lower().replace('_', ' ')}")
         if isinstance(error, aiohttp.ClientConnectorError):
             # Not a plain `OSError` of a call: nothing was sent.
             proxies = unused_proxies(self.endpoint, os.environ)
@@ -194,6 +211,11 @@ class HttpClient:
         if self._key is not None:
             words = self._key.redacted(words)
         return BackendUnavailable(f"{url} broke off: {words[:MAX_WORDS]}")
+
+
+def is_cut(error: BackendError) -> bool:
+    """Whether a call failed because its connection ended under it."""
+    return isinstance(error.__cause__, (aiohttp.ClientError, OSError))
 
 
 def _reason(error: OSError) -> str:

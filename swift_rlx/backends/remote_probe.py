@@ -35,7 +35,9 @@ MENDS: Mapping[ServerKind, Mapping[Ability, str]] = {
 }
 
 
-class _Card(msgspec.Struct):
+class Card(msgspec.Struct):
+    """A model in a server's list; `parent`: of an adapter, the model that it is of."""
+
     id: str
     owned_by: str = ""
     root: str | None = None
@@ -44,15 +46,14 @@ class _Card(msgspec.Struct):
 
 
 class _Cards(msgspec.Struct):
-    data: list[_Card]
+    data: list[Card]
 
 
-async def identify(
-    client: HttpClient, probe_ids: tuple[int, ...], *, unpauses: bool = True
-) -> tuple[Dialect, ServerFacts]:
-    """How the server is to be asked, and what it can do. `unpauses`: one that an ended run left paused is resumed.
+async def recognize(client: HttpClient) -> tuple[Dialect, Card]:
+    """Which kind of server it is, and its model.
 
-    Raises `BackendUnfit` for one that is up and is none of those that we know, and what `HttpClient` raises.
+    Raises `BackendUnfit` for one that is up and is none of those that we know, or wants another key, and what
+    `HttpClient` raises.
     """
     url = client.endpoint.url
     call = Call("GET", "/v1/models", max_bytes=16 << 20)
@@ -75,6 +76,17 @@ async def identify(
             f"{url} is no server of vLLM or SGLang: its model is owned by {owner!r}; give the address of one, not of a"
             " gateway before it"
         )
+    return dialect, base
+
+
+async def identify(
+    client: HttpClient, probe_ids: tuple[int, ...], *, unpauses: bool = True
+) -> tuple[Dialect, ServerFacts]:
+    """How the server is to be asked, and what it can do. `unpauses`: one that an ended run left paused is resumed.
+
+    Raises as `recognize`.
+    """
+    dialect, base = await recognize(client)
     try:
         facts = await dialect.facts(client, base.id, base.root or base.id, base.max_model_len)
         if unpauses:
@@ -83,6 +95,7 @@ async def identify(
             lacks = await logprob_faults(client, dialect, probe_ids)
             facts = replace(facts, lacks={**facts.lacks, **lacks})
     except NoAnswer as error:
+        url = client.endpoint.url
         raise BackendUnavailable(f"{url} answers otherwise than {dialect.kind.value} does: {error}") from None
     return dialect, facts
 

@@ -22,14 +22,21 @@ from swift_rlx.backends.remote_answer import Labels
 from swift_rlx.backends.remote_dialect import Dialect, ServerFacts, ServerNeeds, Standing
 from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint
 from swift_rlx.backends.remote_gate import Gate, InflightLimits
-from swift_rlx.backends.remote_http import Call, HttpClient
+from swift_rlx.backends.remote_http import Call, HttpClient, is_cut
 from swift_rlx.backends.remote_probe import identify
 from swift_rlx.backends.remote_requests import Decode, RemoteRequests, Server
 from swift_rlx.backends.remote_silence import ENGINE_SILENCE_S, HTTP_SILENCE_S, Question, SilenceWatch
 from swift_rlx.backends.remote_weights import RemoteWeights
 from swift_rlx.backends.weights import WeightFiles, WeightKind
 from swift_rlx.clock import Clock, LoopClock
-from swift_rlx.errors import BackendError, BackendUnavailable, BackendUnfit, WeightsLost, WorkerAbsent
+from swift_rlx.errors import (
+    BackendError,
+    BackendUnavailable,
+    BackendUnfit,
+    WeightsLost,
+    WorkerAbsent,
+    WorkerDied,
+)
 from swift_rlx.types import Completion, FloatArray, IntArray, PolicyVersion
 
 logger = logging.getLogger("swift_rlx")
@@ -37,6 +44,8 @@ logger = logging.getLogger("swift_rlx")
 NOT_OURS = PolicyVersion(-1, 0)
 """What `health` says of a server that does not serve weights of this run."""
 CLOSE_S = 2.0
+GONE_S = 1.0
+"""How long a server may take to answer after a connection was cut; one that takes longer is there."""
 
 
 class RemoteServer:
@@ -92,7 +101,10 @@ class RemoteServer:
         self._dialect, self.facts = dialect, facts
 
     async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
-        """As `Backend.generate`. Raises `WorkerAbsent` where nobody listens, and `WeightsLost`."""
+        """As `Backend.generate`.
+
+        Raises `WorkerAbsent` where nobody listens, `WorkerDied` where nobody does any more, and `WeightsLost`.
+        """
         dialect, served = self._serving()
         max_model_len = None if self.facts is None else self.facts.max_model_len
         self._watch.begin()
@@ -101,6 +113,13 @@ class RemoteServer:
         except (WeightsLost, WorkerAbsent):
             self._dialect = self.weights.version = None  # it is another one, or will be when it comes back
             raise
+        except BackendUnavailable as error:
+            if not (is_cut(error) and await self._is_gone()):
+                raise
+            self._dialect = self.weights.version = None
+            raise WorkerDied(f"{self.name} has ended in the middle of an answer: {error}").losing(
+                error.lost_tokens
+            ) from error
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """As `Backend.abort`. Returns when they have ended, or after some tries."""
@@ -163,6 +182,16 @@ class RemoteServer:
         except (asyncio.TimeoutError, TimeoutError, BackendError):
             logger.info(f"{self.name} was left without a word, because it does not answer")
         await self._client.close()
+
+    async def _is_gone(self) -> bool:
+        """Whether nobody listens any more; asked at once, so that it gets no further request to find out by."""
+        try:
+            await asyncio.wait_for(self._ask_http(), GONE_S)
+        except WorkerAbsent:
+            return True
+        except (BackendError, asyncio.TimeoutError, TimeoutError):
+            return False
+        return False
 
     async def _ask_http(self) -> None:
         await self._client.ask(Call("GET", "/health"))

@@ -10,7 +10,7 @@ from typing import TypeVar
 from swift_rlx.backends.remote_dialect import ServerFacts
 from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint
 from swift_rlx.backends.remote_http import HttpClient
-from swift_rlx.backends.remote_probe import identify
+from swift_rlx.backends.remote_probe import identify, recognize
 from swift_rlx.backends.remote_server import RemoteServer
 from swift_rlx.backends.weights import WeightFiles
 from swift_rlx.errors import BackendError, BackendTimeout, BackendUnavailable, BackendUnfit, ConfigError
@@ -49,6 +49,28 @@ async def survey(
         return ask
 
     return await first_answers({one.url: asking(one) for one in endpoints}, limit_s, others_s)
+
+
+async def refuse_unfit(
+    endpoints: Sequence[Endpoint], key: ApiKey | None, *, limit_s: float = OTHERS_S
+) -> None:
+    """Raise `ConfigError` for a server that is there and wants another key, or is none that can be used.
+
+    One that does not answer within `limit_s` may be up in time for the start, which asks again, and for more.
+    """
+
+    async def ask(endpoint: Endpoint) -> None:
+        client = HttpClient(endpoint, key)
+        try:
+            await asyncio.wait_for(recognize(client), limit_s)
+        except BackendUnfit as error:
+            raise ConfigError(str(error)) from error
+        except (BackendError, asyncio.TimeoutError, TimeoutError):
+            return
+        finally:
+            await client.close()
+
+    await asyncio.gather(*map(ask, endpoints))
 
 
 async def start_servers(

@@ -21,7 +21,7 @@ import msgspec
 from swift_rlx.backends.remote_answer import decode
 from swift_rlx.backends.remote_dialect import Ability, ServerFacts, Standing
 from swift_rlx.backends.remote_http import Call, HttpClient
-from swift_rlx.backends.remote_vllm_answers import GENERATE, VllmAnswers
+from swift_rlx.backends.remote_vllm_answers import ABORT, VllmAnswers
 from swift_rlx.backends.remote_vllm_scores import scores_at
 from swift_rlx.backends.vllm_plugin import FILE_TRANSFER
 from swift_rlx.backends.vllm_weight_files import weight_files
@@ -30,6 +30,9 @@ from swift_rlx.errors import BackendError, BackendUnavailable, BackendUnfit
 from swift_rlx.types import FloatArray, IntArray
 
 LOAD_ADAPTER = "/v1/load_lora_adapter"
+LORA_METRIC = b"vllm:lora_requests_info"
+"""Counted by a server that was started with --enable-lora, if it counts anything."""
+METRICS_BYTES = 16 << 20
 NOWHERE = "/a-folder-that-is-nowhere"
 MODELS_BYTES = 16 << 20
 BROKEN = "rlx-broken"
@@ -74,7 +77,7 @@ class VllmDialect(VllmAnswers):
     async def facts(
         self, client: HttpClient, model: str, root: str, max_model_len: int | None
     ) -> ServerFacts:
-        """As `Dialect.facts`. Nothing is changed: the adapter that it is told to load does not exist."""
+        """As `Dialect.facts`. Nothing is changed, and one that was started as needed logs no traceback of it."""
         version = decode(await client.body_of(Call("GET", "/version")), _Version).version
         is_open = (await client.ask(Call("GET", "/is_paused"))).is_success
         lacks = {
@@ -158,8 +161,8 @@ class VllmDialect(VllmAnswers):
         return decode(await client.body_of(Call("GET", "/weight_info")), _Weights).weight_version
 
     async def _tokens_fault(self, client: HttpClient) -> str | None:
-        """A request without content is refused for that by a server that has the route."""
-        status = (await client.ask(Call("POST", GENERATE, {}))).status
+        """The route for ending requests, of which it is told none, is there where that for making some is."""
+        status = (await client.ask(Call("POST", ABORT, {"request_ids": []}))).status
         if status in (403, 404):
             return "start it with --enable-scale-out" + (" (vLLM 0.32 or later)" if status == 404 else "")
         return None
@@ -167,6 +170,9 @@ class VllmDialect(VllmAnswers):
     async def _adapters_fault(self, client: HttpClient) -> str | None:
         if (await client.ask(Call("GET", LOAD_ADAPTER))).status == 404:
             return f"set {RUNTIME_LORA} in its environment and start it with --enable-lora"
+        metrics = await client.ask(Call("GET", "/metrics", max_bytes=METRICS_BYTES))
+        if metrics.is_success and LORA_METRIC in metrics.body:
+            return None
         reply = await client.ask(
             Call("POST", LOAD_ADAPTER, {"lora_name": "rlx-asking", "lora_path": NOWHERE})
         )

@@ -28,6 +28,7 @@ from swift_rlx.backends.remote_http import Call
 from swift_rlx.types import FinishReason, SamplingParams
 
 GENERATE = "/inference/v1/generate"
+ABORT = "/inference/v1/abort_requests"
 BARRED = -1e9
 """Added to the logit of a token that is not to be sampled; JSON has no infinity."""
 TOPS = 10
@@ -107,7 +108,7 @@ class VllmAnswers:
     def aborting(self, wire_ids: Collection[str]) -> Sequence[Call]:
         """As `Dialect.aborting`."""
         ids = [f"generate-tokens-{wire_id}" for wire_id in wire_ids]
-        return [Call("POST", "/inference/v1/abort_requests", {"request_ids": ids})]
+        return [Call("POST", ABORT, {"request_ids": ids})]
 
     def top_logprobs(self, one: Generation, raised: Mapping[int, float] | None = None) -> Call:
         """As `Dialect.top_logprobs`. `raised`: nats that are added to the logits of some tokens."""

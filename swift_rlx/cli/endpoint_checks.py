@@ -19,7 +19,7 @@ from swift_rlx.backends.remote_probe import identify
 from swift_rlx.backends.vllm_contract import installed_version, is_for_accelerators
 from swift_rlx.backends.weights import WeightKind
 from swift_rlx.cli.checks import Check, Report, Section, fail, ok, warn
-from swift_rlx.errors import BackendError
+from swift_rlx.errors import BackendError, BackendUnfit
 
 LIMIT_S = 60.0
 PROBE_IDS = (3, 4, 5, 6, 7, 8, 9, 10)
@@ -36,9 +36,10 @@ def endpoint_report(address: str) -> Report:
         facts = asyncio.run(asyncio.wait_for(_facts(endpoint, key), LIMIT_S))
     except (BackendError, asyncio.TimeoutError, TimeoutError) as error:
         words = str(error) or f"it gave no answer within {LIMIT_S:g} s, as one that is paused"
-        checks = (
-            fail("server", words, f"start one: {_command(ServerKind.VLLM, endpoint, SOME_MODEL, key)}"),
-        )
+        remedy = f"start one: {_command(ServerKind.VLLM, endpoint, SOME_MODEL, key)}"
+        if isinstance(error, BackendUnfit):
+            remedy = f"give its right address and key, or {remedy}"
+        checks = (fail("server", words, remedy),)
     else:
         checks = _checks(endpoint, facts, key)
     return Report(

@@ -34,6 +34,7 @@ from swift_rlx.integration.launcher_watch import end_with_launcher
 from swift_rlx.integration.model_path import refuse_missing_folder
 from swift_rlx.integration.offline_plan import settle_offline
 from swift_rlx.integration.placement import settle_devices
+from swift_rlx.integration.rollout_servers import refuse_unfit_servers
 from swift_rlx.registry import one_line
 
 TRACEBACK_VARIABLE = "SWIFT_RLX_TRACEBACK"
@@ -149,6 +150,8 @@ def _become_ours(args: Any) -> None:
     if args.async_rollout:
         if args.rollout_endpoints:
             refuse_options_of_servers(args.rlx_engine_options)
+            if get_dist_setting()[0] <= 0:  # by the rank that will talk to them
+                refuse_unfit_servers(args.rollout_endpoints)
         settle_devices(args)
     args.rlhf_type = "grpo"
     end_with_launcher()

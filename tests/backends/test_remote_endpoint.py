@@ -48,6 +48,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_endpoints([text])
 
 
+def test_the_address_of_an_openai_interface_is_refused_with_that_of_its_server() -> None:
+    for text in ("http://gpu7:8000/v1", "https://a.example/vllm/v1/"):
+        with pytest.raises(ConfigError, match=r"/v1 is refused: .* the server itself, http.*(7:8000|/vllm)$"):
+            parse_endpoints([text])
+
+
 def test_one_server_under_two_spellings_is_refused() -> None:
     with pytest.raises(ConfigError, match="names http://gpu7:80 twice"):
         parse_endpoints(["http://gpu7", "http://gpu8", "http://GPU7:80/"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -15,9 +16,9 @@ import pytest
 from aiohttp import web
 
 from swift_rlx.backends import remote_http
-from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint, parse_endpoints
+from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint, parse_endpoints, read_api_key
 from swift_rlx.backends.remote_http import Call, HttpClient, Reply
-from swift_rlx.errors import BackendRejected, BackendUnavailable, WorkerAbsent
+from swift_rlx.errors import BackendRejected, BackendUnavailable, BackendUnfit, WorkerAbsent
 
 SECRET = "sk-3f9a77"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -29,6 +30,7 @@ def asked(
     key: ApiKey | None = None,
     tls: ssl.SSLContext | None = None,
     host: str = "",
+    scheme: str = "",
 ) -> list[Any]:
     """What the client makes of each call: the reply or the error."""
 
@@ -38,8 +40,8 @@ def asked(
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        scheme = "https" if tls else "http"
-        client = HttpClient(at(f"{scheme}://{host or '127.0.0.1'}:{runner.addresses[0][1]}"), key)
+        by = scheme or ("https" if tls else "http")
+        client = HttpClient(at(f"{by}://{host or '127.0.0.1'}:{runner.addresses[0][1]}"), key)
         try:
             return [await _outcome(client, call) for call in calls or (Call("GET", "/x"),)]
         finally:
@@ -145,7 +147,22 @@ def test_no_error_and_no_log_line_has_the_key_in_it(caplog: pytest.LogCaptureFix
         [error] = asked(handler, key=ApiKey(SECRET))
         chain = [error, error.__cause__]
         assert SECRET not in " ".join(str(one) for one in chain[:1]) + caplog.text
-    assert "the variable SWIFT_RLX_API_KEY has to hold its key" in str(asked(answering(401))[0])
+
+
+def test_a_key_that_is_missing_or_wrong_is_told_with_where_it_belongs(tmp_path: Path) -> None:
+    words = "the variable SWIFT_RLX_API_KEY has to hold its key, or SWIFT_RLX_API_KEY_FILE to name a file that does"
+    assert words in str(asked(answering(401))[0])
+    file = tmp_path / "key"
+    file.write_text(SECRET)
+    for environment, where in (
+        ({"SWIFT_RLX_API_KEY": SECRET}, "SWIFT_RLX_API_KEY"),
+        ({"SWIFT_RLX_API_KEY_FILE": str(file)}, f"SWIFT_RLX_API_KEY_FILE {file}"),
+    ):
+        [error] = asked(answering(401, "Unauthorized"), key=read_api_key(environment))
+        assert f"Unauthorized; the key in {where} is not the one that it wants: put that one there" in str(
+            error
+        )
+        assert SECRET not in str(error)
 
 
 def test_an_answer_is_read_up_to_its_limit_and_no_further() -> None:
@@ -336,6 +353,15 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: tuple[Pat
     assert type(error) is BackendUnavailable
     assert "shows a certificate that is not trusted" in str(error)
     assert str(error).endswith("set SSL_CERT_FILE to the certificate of its authority")
+
+
+def test_a_server_without_tls_is_told_with_the_address_that_it_has() -> None:
+    [error] = asked(answering(), scheme="https")
+    assert type(error) is BackendUnfit
+    assert re.fullmatch(
+        r"https://127\.0\.0\.1:(\d+) answers without TLS: it is http://127\.0\.0\.1:\1, without the s",
+        str(error),
+    )
 
 
 def test_an_authority_of_ones_own_is_named_by_a_variable(

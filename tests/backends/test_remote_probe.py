@@ -66,6 +66,20 @@ def test_an_sglang_that_was_started_as_needed_lacks_log_probs_under_filters_alon
     assert not facts.is_open
 
 
+def test_a_vllm_is_asked_by_nothing_that_it_logs_a_traceback_of(tmp_path: Path) -> None:
+    stand_in = StandInVllm(tmp_path)
+    assert facts_of(stand_in).lacks == {}
+    asked = dict(stand_in.bodies)
+    assert asked["/inference/v1/abort_requests"] == {"request_ids": []}
+    assert all("token_ids" in body for path, body in stand_in.bodies if path == "/inference/v1/generate")
+    assert not any(body.get("lora_path") for path, body in stand_in.bodies)
+
+
+def test_a_vllm_that_counts_nothing_is_asked_for_an_adapter_that_is_nowhere(tmp_path: Path) -> None:
+    assert facts_of(StandInVllm(tmp_path, metrics=False)).lacks == {}
+    assert facts_of(StandInVllm(tmp_path, metrics=False, lora=False)).lacks.keys() == {Ability.ADAPTERS}
+
+
 VLLM_LACKS = [
     ({"scale_out": False}, FULL, Ability.TOKENS, "start it with --enable-scale-out"),
     ({"is_raw": True}, FULL, Ability.LOGPROBS, "start it with --logprobs-mode processed_logprobs"),
@@ -125,13 +139,16 @@ def test_an_sglang_among_servers_that_keep_answers_in_flight_is_refused(tmp_path
         start(StandInSglang(tmp_path), needs(FULL, keeps=True))
 
 
-@pytest.mark.parametrize(("key", "status"), [(None, 401), (ApiKey("wrong"), 401)])
-def test_a_missing_or_wrong_key_is_told_from_other_refusals(
-    tmp_path: Path, key: ApiKey | None, status: int
-) -> None:
-    with pytest.raises(BackendUnfit, match=f"/v1/models with status {status}: Unauthorized") as caught:
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        (None, "the variable SWIFT_RLX_API_KEY has to hold its key"),
+        (ApiKey("wrong"), "the key in SWIFT_RLX_API_KEY is not the one that it wants"),
+    ],
+)
+def test_a_missing_and_a_wrong_key_are_told_apart(tmp_path: Path, key: ApiKey | None, remedy: str) -> None:
+    with pytest.raises(BackendUnfit, match=f"/v1/models with status 401: Unauthorized.*{remedy}") as caught:
         start(StandInVllm(tmp_path, key="right"), needs(FULL), key)
-    assert ("SWIFT_RLX_API_KEY" in str(caught.value)) == (key is None)
     assert "wrong" not in str(caught.value)
     start(StandInVllm(tmp_path, key="right"), needs(FULL), ApiKey("right"))
 

@@ -19,11 +19,12 @@ from worker_runs import until
 from swift_rlx.backends import WeightKind
 from swift_rlx.backends.remote_endpoint import ApiKey
 from swift_rlx.backends.remote_gate import InflightLimits
-from swift_rlx.backends.remote_server import RemoteServer
+from swift_rlx.backends.remote_server import NOT_OURS, RemoteServer
 from swift_rlx.errors import (
     BackendError,
     BackendRejected,
     BackendUnavailable,
+    WorkerDied,
 )
 from swift_rlx.testing import EngineCase, check_engine
 from swift_rlx.types import FinishReason
@@ -264,6 +265,34 @@ def test_nothing_of_a_run_shows_the_key(tmp_path: Path, caplog: pytest.LogCaptur
     run(stand_in, test())
     assert secret not in caplog.text + "".join(said)
     assert "***" in said[0]
+
+
+@each_server
+def test_a_server_that_is_killed_in_the_middle_of_an_answer_is_known_to_be_gone_at_once(
+    kind: type[StandIn], what: WeightKind, tmp_path: Path
+) -> None:
+    """One that cuts a connection and lives is not, and gets other requests."""
+    stand_in, files = kind(tmp_path, token_s=0.01), weights(tmp_path, 1, what)
+
+    async def test() -> None:
+        server = await started(stand_in, files)
+        told = asyncio.Event()
+        asking = asyncio.ensure_future(server.generate(request(max_tokens=57), lambda chunk: told.set()))
+        await told.wait()
+        await stand_in.stop()
+        with pytest.raises(WorkerDied, match=r"has ended in the middle of an answer: .* broke off") as caught:
+            await asking
+        assert caught.value.lost_tokens > 0
+        await stand_in.start()
+        assert (await server.health()).version == NOT_OURS
+        await server.publish(START, files)
+        stand_in.fault = lambda path, body: Fault(breaks_off=True, after=1) if "generate" in path else None
+        with pytest.raises(BackendUnavailable) as other:
+            await server.generate(request(max_tokens=57))
+        assert type(other.value) is BackendUnavailable
+        await server.close()
+
+    run(stand_in, test())
 
 
 def test_a_closed_server_is_left_in_peace(tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import server_faults
 from fault_table import FaultRow, joined, read_rows, table
 from leftovers import MARK, Traces
 from lineage import judge, read_lines, samples_of, surviving
@@ -141,3 +145,44 @@ def test_what_a_run_leaves_behind_is_found_by_its_mark_and_by_its_session() -> N
     os.kill(int(unmarked), signal.SIGKILL)
     segment.unlink()
     assert traces.left() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "ended", "since_s", "mid_answer"),
+    [
+        ("", [1.0, 2.0], [1.5], 10.0, 1),
+        ("", [1.0, 2.0, 14.0], [1.5, 2.5], 14.0, 0),
+        ("", [1.0], [1.5], 15.0, 0),
+        ("500", [1.0, 11.0, 12.0], [], 11.0, 0),
+    ],
+)
+def test_a_fault_can_be_noticed_from_the_first_request_that_meets_it(
+    kind: str, sent: list[float], ended: list[float], since_s: float, mid_answer: int
+) -> None:
+    times = {"sent": sent, "ended": ended}
+    run = SimpleNamespace(events=lambda what, worker: [{"at_s": at} for at in times[what]])
+    server, row = SimpleNamespace(url="http://a:1"), FaultRow("x")
+    breaking = server_faults.Breaking(run, [server], Path("x"), random.Random(1))  # type: ignore[arg-type,list-item]
+    fault = server_faults.ServerFault("x", kind)
+    assert breaking._noticeable_s(fault, server, 10.0, 15.0, row) == since_s  # type: ignore[arg-type]
+    assert row.mid_answer == mid_answer
+
+
+@pytest.mark.parametrize(
+    ("got", "others", "is_wrong"), [(2, 100, False), (3, 100, True), (3, 400, False), (5, 400, True)]
+)
+def test_a_server_that_fails_at_once_may_be_tried_twice_and_then_gets_no_share_of_the_requests(
+    tmp_path: Path, got: int, others: int, is_wrong: bool
+) -> None:
+    class Server(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    servers = []
+    for name, count in (("broken", got), ("well", others)):
+        path = tmp_path / name
+        path.write_text('{"at_s": 5.0, "fault": ""}\n' * count, encoding="utf-8")
+        servers.append(Server(requests=path, url=name))
+    row = FaultRow("x")
+    breaking = server_faults.Breaking(None, servers, Path("x"), random.Random(1))  # type: ignore[arg-type]
+    breaking._judge_share(servers[0], 1.0, 9.0, row)  # type: ignore[arg-type]
+    assert bool(row.wrong) is is_wrong

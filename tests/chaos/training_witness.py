@@ -3,7 +3,8 @@
 CHAOS_FOLDER: two files, each line written at once by O_APPEND, so that a killed process leaves whole lines.
 
     trained.jsonl   one line a micro-batch, before its backward: rows as the loss gets them, read from the tensors
-    events.jsonl    a worker was lost, taken out, is back, answered; times of the system's monotonic clock
+    events.jsonl    a worker was lost, taken out, is back, answered, was sent a request, gave it back; times of the
+                    system's monotonic clock
 
 CHAOS_LIFE: the number of this start of the run. CHAOS_STEP_S: seconds that each optimizer step takes longer, in which
 the processor is left to others, as it is with an accelerator.
@@ -96,6 +97,7 @@ def watch_training() -> None:
 def watch_workers() -> None:
     """Their ends, and what the scheduler makes of them."""
     fail, eject, readmit, succeed = HostedProcess._fail, Router.eject, Router.readmit, Router.succeeded
+    reserve, release = Router.reserve, Router.release
     silent = set()
     """Workers without an answer since they are back; what they ended of before is no sign that they are well."""
 
@@ -120,7 +122,18 @@ def watch_workers() -> None:
             note("answered", worker=worker.name)
         succeed(self, worker)
 
+    def sent(self: Any, *args: Any, **options: Any) -> Any:
+        worker = reserve(self, *args, **options)
+        if worker is not None:
+            note("sent", worker=worker.name)
+        return worker
+
+    def ended(self: Any, worker: Any, load: Any) -> None:
+        note("ended", worker=worker.name)
+        release(self, worker, load)
+
     HostedProcess._fail = lost  # type: ignore[method-assign]
+    Router.reserve, Router.release = sent, ended  # type: ignore[method-assign]
     Router.eject, Router.readmit, Router.succeeded = out, back, answered  # type: ignore[method-assign]
 
 

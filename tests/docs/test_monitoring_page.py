@@ -31,6 +31,7 @@ def test_every_limit_has_a_row_with_what_to_change(language):
         limit.value
         for limit in (
             Limit.TRAINING,
+            Limit.AWAY,
             Limit.TURNS,
             Limit.REWARDS,
             Limit.GENERATION,

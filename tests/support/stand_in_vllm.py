@@ -20,10 +20,10 @@ _unnamed = itertools.count()
 
 
 class StandInVllm(StandIn):
-    """Flags of a real one: `scale_out`, `dev_mode`, `runtime_lora`, `lora` and `transfer`."""
+    """Flags of a real one: `scale_out`, `dev_mode`, `runtime_lora`, `lora`, `transfer` and `metrics`."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        flags = ("scale_out", "dev_mode", "runtime_lora", "lora", "transfer")
+        flags = ("scale_out", "dev_mode", "runtime_lora", "lora", "transfer", "metrics")
         self.flags = {flag: options.pop(flag, True) for flag in flags}
         super().__init__(folder, **options)
 
@@ -34,7 +34,8 @@ class StandInVllm(StandIn):
             get("/health", self._health),
             get("/v1/models", self._models),
             post("/inference/v1/generate", self._generate if flags["scale_out"] else self._disabled),
-            post("/inference/v1/abort_requests", self._abort),
+            post("/inference/v1/abort_requests", self._abort if flags["scale_out"] else self._disabled),
+            get("/metrics", self._metrics),
         ]
         if flags["runtime_lora"]:
             found += [
@@ -61,6 +62,12 @@ class StandInVllm(StandIn):
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        lora = "# HELP vllm:lora_requests_info Running stats on lora requests.\n"
+        return web.Response(
+            text=lora if self.flags["lora"] and self.flags["metrics"] else "# HELP vllm:x y\n"
+        )
 
     async def _disabled(self, request: web.Request) -> web.Response:
         return _error("Scale-out endpoints are disabled.", 403)
