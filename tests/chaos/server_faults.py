@@ -143,7 +143,8 @@ class Breaking:
             server.breaks(fault.kind)
         else:
             server.restart(self.other_model if fault.is_other_model else run.task.model)
-        if (out_s := self._wait_for("out", begin_s, server)) is not None:
+        run.wait(lambda: self._first_s("out", begin_s, server), BACK_S)
+        if (out_s := self._first_s("out", begin_s, server)) is not None:
             row.noticed_s.append(out_s - self._noticeable_s(fault, server, begin_s, out_s, row))
         well_s = begin_s
         if fault.kind:
@@ -152,16 +153,23 @@ class Breaking:
             server.breaks("")
             if fault.is_judged_by_share:
                 self._judge_share(server, begin_s + 1.0, well_s, row)
-        if (answered_s := self._wait_for("answered", well_s, server)) is not None:
-            row.recovered_s.append(answered_s - well_s)
+        if out_s is None and fault.kind:
+            return  # it was not bad enough to be taken out
+        run.wait(lambda: self._answered_s(begin_s, server), BACK_S)
+        if (answered_s := self._answered_s(begin_s, server)) is not None:
+            row.recovered_s.append(max(answered_s - well_s, 0.0))
         elif run.status is None:
             row.wrong.append(f"{server.url} has not answered again within {BACK_S:g} s")
 
-    def _wait_for(self, event: str, since_s: float, server: ServerProcess) -> float | None:
-        """When it happened; None: the run ended, or the time was over, before."""
-        self.run.wait(lambda: self.run.events(event, since_s, worker=server.url), BACK_S)
+    def _first_s(self, event: str, since_s: float, server: ServerProcess) -> float | None:
+        """When it happened first from then on; None: it has not."""
         found = self.run.events(event, since_s, worker=server.url)
         return found[0]["at_s"] if found else None
+
+    def _answered_s(self, since_s: float, server: ServerProcess) -> float | None:
+        """When it answered first after it was taken out for the last time, which may be before it was well."""
+        outs = self.run.events("out", since_s, worker=server.url)
+        return self._first_s("answered", outs[-1]["at_s"] if outs else since_s, server)
 
     def _noticeable_s(
         self, fault: ServerFault, server: ServerProcess, begin_s: float, out_s: float, row: FaultRow
