@@ -94,7 +94,7 @@ def test_a_value_that_is_not_finite_ends_the_run_or_is_unscored(
         ("too_few", "returned 7 values for 8 completions"),
         ("too_many", "returned 9 values for 8 completions"),
         ("scalar", "returned float 1.0: it must return 8 numbers"),
-        ("text", "returned str '1': a reward is a number, .*, on the row"),
+        ("text", "returned str '1': a reward is a number, .*, on row 0"),
         ("table", "returned dict .*: it must return 8 numbers"),
     ],
 )

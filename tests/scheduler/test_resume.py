@@ -171,7 +171,8 @@ def test_a_state_comes_back_from_its_directory_as_it_was(tmp_path, environment):
         return np.arange(count) % 4 != 3 if environment else None
 
     state, _ = snapshot_of_a_small_run(sampled=sampled, tell_s=0.5)
-    assert any(one.held for one in state.open)
+    # The fake tells nothing of an answer in which an environment has a part before its end.
+    assert any(one.held for one in state.open) is not environment
     state = replace(state, open=(*state.open[:-1], replace(state.open[-1], lost={Fate.FAILED: 7})))
     save_state(state, tmp_path / "rollout")
     back = load_state(tmp_path / "rollout")
