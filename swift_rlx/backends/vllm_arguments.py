@@ -47,6 +47,9 @@ PINNED_VERSIONS = 4
 PINNED_VERSIONS_IN_MEMORY = 12
 """Adapters that stay loaded: one that is needed again is not read from files, which may be gone."""
 
+QUANTIZED = ("qweight", "weight_packed")
+"""Names of a quantized matrix in files of GPTQ, AWQ and compressed-tensors."""
+EXPERTS = "experts"
 KV_BLOCK_TOKENS = 128
 KV_MEMORY_SHARE = 0.25
 """Of the free memory that a worker has a share of, at most this much is taken for keys and values on a CPU."""
@@ -147,9 +150,10 @@ def _adapter_arguments(spec: EngineSpec, options: Mapping[str, Any], update: Wei
             f"adapters of rank {spec.max_adapter_rank} cannot be served by vLLM: it has room up to {RANKS[-1]}; publish"
             " full weights"
         )
-    # Left alone, vLLM puts an adapter around the output layer too. Its CPU build then dies of a text that is scored
-    # beside answers, and computes a product with the whole vocabulary for nothing.
-    targets = options.get("lora_target_modules") or (not spec.devices and _layers(Path(spec.model))) or None
+    # Left alone, vLLM puts an adapter around the output layer too, computes a product with the whole vocabulary for
+    # nothing, and looks for the adapters of a text that is scored beside answers behind the end of its table: its CPU
+    # build dies of that, and kernels of GPUs do not check it.
+    targets = options.get("lora_target_modules") or _layers(Path(spec.model)) or None
     pins = update is WeightUpdate.PIN
     rank = max(spec.max_adapter_rank, int(options.get("max_lora_rank", 0)))
     return {
@@ -162,12 +166,17 @@ def _adapter_arguments(spec: EngineSpec, options: Mapping[str, Any], update: Wei
 
 
 def _layers(model: Path) -> list[str]:
-    """Names of the layers of a checkpoint that multiply by a matrix, the vocabulary's left out."""
-    found = {
-        name.split(".")[-2]
-        for name, shape in shapes(model).items()
-        if name.endswith(".weight") and name.count(".") > 1 and len(shape) == 2
-    }
+    """Names of the layers of a checkpoint that multiply by a matrix, the vocabulary's left out.
+
+    The experts of a layer are one for vLLM. A matrix is quantized where it has another name than `weight`.
+    """
+    found = set()
+    for name, shape in shapes(model).items():
+        *above, layer, kind = name.split(".")
+        if above and (kind in QUANTIZED or (kind == "weight" and len(shape) == 2)):
+            found.add(layer)
+        if EXPERTS in above:
+            found.add(EXPERTS)
     return sorted(found.difference(VOCABULARY))
 
 

@@ -103,7 +103,7 @@ def test_room_for_adapters_fits_their_rank_and_the_versions_in_flight():
     assert wide["max_lora_rank"] == 64
 
 
-def test_adapters_are_put_around_the_layers_of_the_model_and_not_around_its_output_on_a_cpu(tmp_path):
+def test_adapters_are_put_around_the_layers_of_the_model_and_not_around_its_output(tmp_path):
     names = ["model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"]
     write_safetensors(
         tmp_path / "model.safetensors",
@@ -115,11 +115,20 @@ def test_adapters_are_put_around_the_layers_of_the_model_and_not_around_its_outp
     )
     where = {"model": str(tmp_path), "max_adapter_rank": 8}
     assert engine_arguments(spec(**where), KNOWN).vllm["lora_target_modules"] == ["q_proj", "up_proj"]
-    assert engine_arguments(spec(**where, devices=("0",)), KNOWN).vllm["lora_target_modules"] is None
+    on_gpu = engine_arguments(spec(**where, devices=("0",)), KNOWN).vllm
+    assert on_gpu["lora_target_modules"] == ["q_proj", "up_proj"]
     given = engine_arguments(
         spec(**where, options={"lora_target_modules": ["o_proj"]}), {*KNOWN, "lora_target_modules"}
     )
     assert given.vllm["lora_target_modules"] == ["o_proj"]
+
+
+def test_experts_and_quantized_layers_are_layers_too(tmp_path):
+    layers = ["self_attn.q_proj.qweight", "self_attn.v_proj.weight_packed", "mlp.experts.3.up_proj.weight"]
+    names = {f"model.layers.0.{name}": [2, 2] for name in layers} | {"lm_head.qweight": [4, 2]}
+    write_safetensors(tmp_path / "model.safetensors", names)
+    found = engine_arguments(spec(model=str(tmp_path), max_adapter_rank=8), KNOWN).vllm
+    assert found["lora_target_modules"] == ["experts", "q_proj", "up_proj", "v_proj"]
 
 
 @pytest.mark.parametrize(
