@@ -9,6 +9,7 @@ from swift_rlx.backends import BACKENDS
 from swift_rlx.backends.engine import why_not_there
 from swift_rlx.backends.remote_endpoint import parse_endpoints
 from swift_rlx.errors import ConfigError
+from swift_rlx.scheduler.config import MOST_STALENESS
 
 # No `from __future__ import annotations` here: ms-swift's parser evaluates the annotations in another module.
 
@@ -112,11 +113,16 @@ class RolloutFields:
 
 @dataclass(frozen=True)
 class Bound:
-    """`value` of an argument is refused unless `at_least <= value`, and finite."""
+    """A value of an argument is refused unless `at_least <= value <= at_most`, and finite."""
 
     name: str
     at_least: float
     advice: str
+    at_most: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        """Whether the value is allowed."""
+        return self.at_least <= value <= self.at_most and math.isfinite(value)
 
 
 BOUNDS = (
@@ -124,7 +130,7 @@ BOUNDS = (
     Bound("rollout_max_inflight", 1, "a worker answers at least one request at a time"),
     Bound("rollout_max_inflight_tokens", 1, "a request has at least one token"),
     Bound("rollout_target_latency_s", 1e-3, "it is a time in seconds"),
-    Bound("max_staleness", 0, "0 is strictly on-policy"),
+    Bound("max_staleness", 0, f"use 0, which is strictly on-policy, to {MOST_STALENESS}", MOST_STALENESS),
     Bound("rollout_timeout_s", 1e-3, "it is a time in seconds"),
     Bound("rollout_retries", 0, "0 gives up at the first failure"),
     Bound("rollout_start_timeout_s", 1e-3, "it is a time in seconds"),
@@ -157,7 +163,7 @@ def resolve_rollout(values: Any, defaults: dict[str, Any]) -> None:
     """
     for bound in BOUNDS:
         value = getattr(values, bound.name)
-        if value is not None and not bound.at_least <= value < math.inf:
+        if value is not None and not bound.holds(value):
             raise ConfigError(f"--{bound.name} {value:g} is refused: {bound.advice}")
     if values.max_staleness == 0:
         values.async_rollout = False

@@ -16,12 +16,15 @@ async def close_run(state: RunState, generation: Generation) -> None:
         return
     state.is_closing = True
     state.events.wake_waiters()
-    await state.supervisor.stop_loops()
-    generation.cut_all()
-    await _wait_for_requests(state)
-    await state.supervisor.stop_tasks()
-    _carry_over(state)
-    await _close_backends(state)
+    try:
+        await state.supervisor.stop_loops()
+        generation.cut_all()
+        await _wait_for_requests(state)
+        await state.supervisor.stop_tasks()
+        _carry_over(state)
+        await _close_backends(state)
+    finally:
+        state.away.pause()  # the counters are read when the loop, whose time it takes, has gone
 
 
 async def _wait_for_requests(state: RunState) -> None:

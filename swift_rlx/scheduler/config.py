@@ -10,6 +10,9 @@ from swift_rlx.backends.base import WeightUpdate
 from swift_rlx.errors import ConfigError
 from swift_rlx.types import SamplingParams
 
+MOST_STALENESS = 1000
+"""Optimizer steps; each pick-up looks at every step within the bound."""
+
 
 class TrainOrder(enum.Enum):
     """Which ready groups train next."""
@@ -105,6 +108,10 @@ class RolloutConfig:
         for name, least in at_least.items():
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} {value} is refused: it must be at least {least}")
+        if self.max_staleness > MOST_STALENESS:
+            raise ConfigError(
+                f"max_staleness {self.max_staleness} is refused: it must be at most {MOST_STALENESS}"
+            )
         if self.steps_per_batch > 1 and self.batches_per_step > 1:
             raise ConfigError(
                 f"steps_per_batch {self.steps_per_batch} with batches_per_step {self.batches_per_step} is refused:"

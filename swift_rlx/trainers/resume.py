@@ -128,6 +128,7 @@ class ResumeMixin:
             "micro_step": self._step,
             "buffer_in_use": buffer_in_use,
             "order": self._order(),
+            "reward_names": list(self.reward_keys),
             "algorithm": self.algorithm_state(),
             "rewards": self.reward_state(),
             "resampled": {n: getattr(self, n).drawn for n in self.RESAMPLE_ITERATORS if hasattr(self, n)},
@@ -200,6 +201,13 @@ class ResumeMixin:
             raise CheckpointError(
                 f"{path} is of rlhf_type {state['rlx_type']}, this run's is {self.args.rlx_type}; use the same, or"
                 " take only the weights with --resume_only_model true"
+            )
+        names = list(self.reward_keys)
+        if (trained := state.get("reward_names", names)) != names:
+            raise CheckpointError(
+                f"{path} is of a run with the rewards {', '.join(trained) or 'none'}, this one has"
+                f" {', '.join(names) or 'none'}; give the same, in the same order, or take only the weights with"
+                " --resume_only_model true"
             )
         now = self._order()
         changed = {key: (old, now.get(key)) for key, old in state["order"].items() if now.get(key) != old}

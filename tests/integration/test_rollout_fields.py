@@ -71,6 +71,12 @@ def test_every_field_with_a_lower_bound_is_refused_below_it_and_taken_at_it() ->
         assert resolved(**{bound.name: bound.at_least} | beside)
 
 
+def test_a_bound_that_bounds_nothing_is_refused() -> None:
+    assert resolved(max_staleness=1000)
+    with pytest.raises(ConfigError, match=r"^--max_staleness 100000 is refused: use 0, .*, to 1000$"):
+        resolved(max_staleness=100_000)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["rollout_timeout_s", "rollout_target_latency_s", "rollout_start_timeout_s"])
 def test_a_time_that_is_no_number_is_refused(name: str, value: float) -> None:

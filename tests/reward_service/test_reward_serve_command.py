@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from descendants import descendants
+from descendants import descendants, left_after
 from reward_services import until
 
 from swift_rlx.backends.remote_endpoint import ApiKey
@@ -99,7 +99,7 @@ def test_a_service_scores_survives_odd_rows_and_ends_with_its_workers(service) -
     left = workers(process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
-    assert psutil.wait_procs(left, 30)[1] == []
+    assert left_after(left, 30) == []
 
 
 def test_a_worker_that_ends_while_it_has_nothing_to_do_costs_no_row(service) -> None:
@@ -129,5 +129,5 @@ def test_workers_do_not_outlive_a_service_that_is_killed(service, tmp_path: Path
     left = asyncio.run(asyncio.wait_for(hang(), 100))
     begin_s = time.monotonic()
     assert left
-    assert psutil.wait_procs(left, 60)[1] == []
+    assert left_after(left, 60) == []
     assert time.monotonic() - begin_s < 60

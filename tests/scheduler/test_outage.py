@@ -268,6 +268,24 @@ def test_the_time_in_which_every_worker_is_out_is_counted():
     assert 5.0 <= seen.stats.away_s <= 16.0, "both were away for 10 s, and one is asked every 5 s"
 
 
+def test_the_counters_of_a_run_that_ended_in_an_outage_are_read_when_its_loop_has_gone():
+    gone = FakeScript(
+        fault=lambda request: Fault(BackendUnavailable),
+        health_fault=lambda: BackendUnavailable("gone") if now() > 0 else None,
+    )
+    runs = []
+
+    async def main():
+        backends, source = [FakeBackend(script=gone)], IterableSource(prompts(20))
+        runs.append(RolloutScheduler(settings(outage_limit_s=20.0), backends, source, score_one))
+        async with runs[0]:
+            await runs[0].next_batch()
+
+    with pytest.raises(BackendUnavailable):
+        run_virtual(main())
+    assert runs[0].statistics().away_s > 10.0
+
+
 def test_who_is_stopped_in_the_moment_in_which_a_worker_answers_is_stopped():
     async def main():
         async def answer():

@@ -16,3 +16,14 @@ def descendants(pid: int, text: str = "") -> list[psutil.Process]:
                 if text in " ".join(one.cmdline()):
                     found.append(one)
     return found
+
+
+def left_after(processes: list[psutil.Process], limit_s: float) -> list[psutil.Process]:
+    """Those that have not ended after so long. One that has is none, though nobody has reaped it yet."""
+    _, alive = psutil.wait_procs(processes, timeout=limit_s)
+    left = []
+    for one in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if one.status() != psutil.STATUS_ZOMBIE:
+                left.append(one)
+    return left

@@ -12,7 +12,7 @@ import pipeline_runs
 import psutil
 import pytest
 import runs
-from descendants import descendants
+from descendants import descendants, left_after
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 LEFT_AFTER_S = 10.0
@@ -78,8 +78,6 @@ def test_nothing_is_left(
         process.send_signal(how)
     else:
         trainer.send_signal(how)
-    _, alive = psutil.wait_procs(family, timeout=LEFT_AFTER_S)
-
-    assert not alive
+    assert not left_after(family, LEFT_AFTER_S)
     assert not [name for name in shared_memory() if name in mine]
     process.wait(10)

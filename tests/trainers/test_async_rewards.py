@@ -12,6 +12,7 @@ import pipeline_runs
 import psutil
 import pytest
 import runs
+from descendants import left_after
 from pipeline_runs import PickedUp
 
 from swift_rlx.errors import RewardError
@@ -149,9 +150,7 @@ def test_a_reward_that_hangs_keeps_no_process(
         os.killpg(process.pid, signal.SIGINT)
     else:
         fail.touch()
-    _, alive = psutil.wait_procs(family, timeout=LEFT_AFTER_S)
-
-    assert not alive
+    assert not left_after(family, LEFT_AFTER_S)
     assert process.wait(10) != 0
     if how != "Ctrl-C":
         assert "no verdict today" in (tmp_path / "log").read_text(encoding="utf-8", errors="replace")

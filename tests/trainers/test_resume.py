@@ -39,7 +39,7 @@ def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
 def run(model: Path, data: Path, output: Path, **changes: Any) -> Recorder:
     recorder = Recorder()
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS}
-    train(model, data, output, reward_funcs=[recorder], **saving | changes)
+    train(model, data, output, **{"reward_funcs": [recorder]} | saving | changes)
     return recorder
 
 
@@ -138,12 +138,17 @@ def test_resume_refuses_what_it_cannot_continue(
     run(tiny_model, data, tmp_path / "run", rlhf_type="rloo", steps_per_generation=4, max_steps=3)
     checkpoint = tmp_path / "run" / "checkpoint-3"
 
+    def short(completion: str, **columns: Any) -> float:
+        return float(len(completion) < 9)
+
     def resume(**changes: Any) -> None:
         options = {"rlhf_type": "rloo", "steps_per_generation": 4, "resume_from_checkpoint": str(checkpoint)}
         run(tiny_model, data, tmp_path / "again", **options | changes)
 
     with pytest.raises(ConfigError, match="was trained with rlhf_type rloo and cannot be resumed"):
         resume(rlhf_type="reinforce_pp")
+    with pytest.raises(CheckpointError, match="with the rewards Recorder, this one has short; give the same"):
+        resume(reward_funcs=[short])
     with pytest.raises(CheckpointError, match="seed was 7 and is 8"):
         resume(seed=8)
     text = data.read_text(encoding="utf-8")
