@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import signal
 import threading
 import time
 import traceback
@@ -19,6 +20,14 @@ from swift_rlx.types import DropReason, PolicyVersion, Score
 
 FAST = FakeScript(ConstantLatency(0.001), tokens_per_s=1000.0)
 NEVER = FakeScript(ConstantLatency(1e6))
+
+
+@pytest.fixture(autouse=True)
+def _heeds_ctrl_c():
+    """A shell that started the tests in the background may have made them deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def thread(script=FAST, source=None, score=score_one, make=None, count=8, **options):
