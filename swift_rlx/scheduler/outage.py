@@ -42,24 +42,23 @@ class Outage:
         self._clock = clock
         self._limit_s = limit_s
         self._on_over = on_over
-        self._counted_s = 0.0
-        self._since: float | None = None
+        self._watch = Stopwatch(clock)
         self._timer: Timer | None = None
 
     @property
     def seconds(self) -> float:
         """Counted so far."""
-        return self._counted_s + (0.0 if self._since is None else self._clock.now() - self._since)
+        return self._watch.seconds
 
     def run(self) -> None:
         """Nothing works: count."""
-        if self._since is None:
-            self._since = self._clock.now()
-            self._timer = self._clock.call_later(max(self._limit_s - self._counted_s, 0.0), self._reach)
+        if self._timer is None:
+            self._watch.run()
+            self._timer = self._clock.call_later(max(self._limit_s - self.seconds, 0.0), self._reach)
 
     def pause(self) -> None:
         """Somebody is about to come back: what was counted stays."""
-        self._counted_s, self._since = self.seconds, None
+        self._watch.pause()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -67,7 +66,7 @@ class Outage:
     def end(self) -> None:
         """Something works."""
         self.pause()
-        self._counted_s, self.is_over = 0.0, False
+        self._watch, self.is_over = Stopwatch(self._clock), False
 
     def _reach(self) -> None:
         self.is_over = True
