@@ -41,6 +41,7 @@ from swift_rlx.errors import (
     RlxError,
     WeightMismatch,
     WorkerAbsent,
+    WorkerDied,
     WorkerLost,
 )
 from swift_rlx.types import Completion, FloatArray, IntArray, PolicyVersion
@@ -138,7 +139,12 @@ class WorkerProcess:
         """The engine's answer. Raises `WorkerDied` where the process ends before, and what the engine raises."""
         if self._needs_weights:
             raise WorkerAbsent(f"worker '{self.name}' was started again and waits for its weights")
-        answer = await self._call(Generate(without_columns(request)), on_progress)
+        try:
+            answer = await self._call(Generate(without_columns(request)), on_progress)
+        except WorkerDied:
+            if request.is_suspect:
+                self._starts_in_vain = max(self._starts_in_vain - 1, 0)
+            raise
         self._starts_in_vain = 0
         assert isinstance(answer, Generated)
         return replace(answer.completion, worker=self.name)

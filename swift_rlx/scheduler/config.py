@@ -75,7 +75,7 @@ class RolloutConfig:
     token_gap_limit_s: float = 45.0
     """The same between two of its tokens."""
     retries: int = 3
-    """Further attempts per request. The death of a worker counts as one of those that may have caused it."""
+    """Further attempts per request. The death of a worker uses up attempts of who is to blame alone (`blame.py`)."""
     abort_grace_s: float = 5.0
     """How long a backend may take to end a request that it was told to end."""
     outage_limit_s: float = 50.0

@@ -133,15 +133,17 @@ class Generation:
             prompt=prompt,
             member=job.member,
             sampling=replace(config.sampling_of(job.member), seed=seed),
-            attempt=job.attempt,
+            attempt=group.attempts[job.member],
             submit_s=self._state.clock.now(),
             prefix=self._drafts.prefix(job, worker),
+            is_suspect=job.load.is_suspect,
         )
 
     async def _run(self, job: Job, worker: Worker) -> None:
         """One attempt, from the slot that was reserved for it to its booking."""
-        state, load = self._state, job.load
-        job.is_being_cut, job.is_away, job.is_blamed = False, False, None
+        state = self._state
+        job.held, job.blame = job.load, None
+        job.is_being_cut = job.is_away = False
         request = self._request(job, worker)
         self._inflight[request.request_id] = (job, worker)
         try:
@@ -150,7 +152,7 @@ class Generation:
             answer = error
         finally:
             del self._inflight[request.request_id]
-            state.router.release(worker, load)
+            state.router.release(worker, job.held)
             if self.publisher is not None:
                 self.publisher.released(worker)
             state.events.generate.set()
@@ -203,10 +205,15 @@ class Generation:
     def _told(self, job: Job, worker: Worker, chunk: Chunk, submit_s: float) -> None:
         self._drafts.told(job, chunk, submit_s)
         job.is_away = bool(chunk.turns) and chunk.turns[-1].finish_reason is not None
+        router, has_room = self._state.router, False
         if chunk.num_tokens:
             self._recovery.succeeded()
-            if self._state.router.told(worker):
-                self._state.events.generate.set()
+            has_room = router.told(worker)
+        if job.held.is_suspect and job.has_progressed:
+            job.held = job.load = router.cleared(worker, job.held)
+            has_room = True
+        if has_room:
+            self._state.events.generate.set()
 
     def _answered(self, job: Job, worker: Worker, answer: Completion) -> None:
         state = self._state
@@ -233,8 +240,10 @@ class Generation:
         is_dead = isinstance(error, (WorkerDied, WorkerAbsent))
         if not isinstance(error, BackendRejected):
             self._recovery.failed(worker, error, is_dead)
-        wait_s = self._retry.wait_s(job.attempt, error, self._chance.random()) if counts else 0.0
+        failed = job.attempt + counts - 1
+        wait_s = self._retry.wait_s(failed, error, self._chance.random()) if counts else 0.0
         if state.is_closing or wait_s is None or job.group.is_hopeless:
+            job.group.has_killed |= wait_s is None and bool(job.blame)
             state.lose(job.group, Fate.FAILED, never_told)
             if not state.is_closing:
                 self._member_failed(job, str(error))
@@ -245,15 +254,16 @@ class Generation:
         job.avoid.add(worker.name)
         state.clock.call_later(wait_s, lambda: self._try_again(job, is_free=is_dead))
 
-    def _counts(self, job: Job, worker: Worker, error: BackendError) -> bool:
-        """Whether the failure uses up one of the request's attempts."""
+    def _counts(self, job: Job, worker: Worker, error: BackendError) -> int:
+        """How many of the request's attempts the failure uses up."""
         if isinstance(error, WorkerAbsent):
-            return False
+            return 0
         if not isinstance(error, WorkerDied):
-            return True
-        if job.is_blamed is None:
-            judge([job, *(other for other, where in self._inflight.values() if where is worker)])
-        return bool(job.is_blamed)
+            return 1
+        if job.blame is None:
+            aboard = [job, *(other for other, where in self._inflight.values() if where is worker)]
+            judge(aboard, self._state.config.retries)
+        return job.blame or 0
 
     def _try_again(self, job: Job, *, is_free: bool) -> None:
         state = self._state

@@ -58,6 +58,8 @@ class OpenGroup:
     """What there is of answers that are not finished."""
     lost: Counter[Fate] = field(default_factory=Counter)
     """Tokens that were made for it and that no answer of it has, since its admission."""
+    has_killed: bool = False
+    """Whether a member was given up because its workers died of it."""
 
     @property
     def has_ended_generating(self) -> bool:

@@ -36,6 +36,10 @@ class Lines:
     def step(self) -> None:
         """Send what there is a slot for. On a worker that has shown nothing yet, a suspect comes after all others."""
         self._advance(self._suspects, proven=True)
+        if self._suspects:
+            self._router.set_aside(self._suspects[0].avoid)
+        else:
+            self._router.set_none_aside()
         self._advance(self._long)
         self._advance(self._others)
         self._advance(self._suspects)

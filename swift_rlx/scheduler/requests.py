@@ -29,6 +29,8 @@ class Job:
     group: OpenGroup
     member: int
     load: Load
+    held: Load = field(init=False)
+    """What its slot was taken for, and will be given back for."""
     attempt: int = 1
     avoid: set[str] = field(default_factory=set)
     """Workers on which it failed."""
@@ -42,16 +44,19 @@ class Job:
     """The most tokens that it ever had at the end of an attempt."""
     is_away: bool = False
     """It is with its environment, not with the worker."""
-    is_blamed: bool | None = None
-    """Whether the death of its worker uses up an attempt; None: the worker lives, or nobody has looked yet."""
+    blame: int | None = None
+    """How many attempts the death of its worker uses up; None: the worker lives, or nobody has looked yet."""
     deaths: int = 0
-    """Of workers that it was on, without getting anywhere."""
+    """Of workers that it was on, without getting anywhere; those that have used up attempts do not count."""
     is_being_cut: bool = False
     """Whether we told the backend to end it."""
     mark: Mark | None = None
     """Of the attempt, for the worker's pace."""
     was_cut: bool = False
     """Whether its tokens were thrown away once, at a publish by `abort`."""
+
+    def __post_init__(self) -> None:
+        self.held = self.load
 
     @property
     def has_progressed(self) -> bool:

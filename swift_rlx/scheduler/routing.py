@@ -7,16 +7,17 @@ ejection. To ask one that is not there or not well costs no request, so it is as
 comes back is used within seconds. Until it has shown that it makes tokens it gets one request at a time, and until it
 has given an answer the next failure ejects it again.
 
-A request that was on several workers that died is a suspect (`blame.py`). A worker has at most one of them, and it has
-to have shown itself well before: so it is known who is to blame should it die too, and a prompt that kills workers does
-not keep a new one from its first answer.
+A request that was on several workers that died is a suspect (`blame.py`). It gets a worker to itself, one that has
+shown itself well before: so it is known who is to blame should it die too, and a prompt that kills workers does not
+keep a new one from its first answer. Where no worker is empty, one is set aside for it, and gets no other requests
+until it is.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swift_rlx.backends.base import Backend
 from swift_rlx.clock import Clock
@@ -71,6 +72,9 @@ class Worker:
     inflight: int = 0
     long_inflight: int = 0
     suspects: int = 0
+    """That have not got further than before; nobody else is beside one."""
+    is_set_aside: bool = False
+    """For a suspect, as soon as it is empty."""
     tokens: int = 0
     failures: int = 0
     """Since the last answer, or since it was readmitted."""
@@ -91,7 +95,9 @@ class Worker:
         """Whether a request fits; reserved slots that no long request uses stay free for one."""
         if self.state is not WorkerState.OPEN or (self.is_on_probation and self.inflight):
             return False
-        if load.is_suspect and self.suspects:
+        if load.is_suspect:
+            return not self.inflight
+        if self.suspects or self.is_set_aside:
             return False
         reserved = int(self.reserved_share * self.max_inflight)
         kept = 0 if load.is_long else max(reserved - self.long_inflight, 0)
@@ -146,16 +152,14 @@ class Router:
 
         Workers in `avoid` are taken only when all others are ejected. `proven`: none on probation is taken.
         """
-        candidates = [worker for worker in self.workers if worker.state is not WorkerState.EJECTED]
-        others = [worker for worker in candidates if worker.name not in avoid]
         open_ones = [
             worker
-            for worker in others or candidates
+            for worker in self._candidates(avoid)
             if worker.has_room(load) and not (proven and worker.is_on_probation)
         ]
         if not open_ones:
             return None
-        worker = min(open_ones, key=lambda one: (one.tokens, one.inflight))
+        worker = min(open_ones, key=_busyness)
         worker.inflight += 1
         worker.long_inflight += load.is_long
         worker.suspects += load.is_suspect
@@ -163,6 +167,27 @@ class Router:
         if worker.inflight == 1:
             self.on_idle_change()
         return worker
+
+    def set_aside(self, avoid: Collection[str]) -> None:
+        """Keep one worker for a suspect that waits and avoids these; none while another one is tried."""
+        previous = [worker for worker in self.workers if worker.is_set_aside]
+        self.set_none_aside()
+        if any(worker.suspects for worker in self.workers):
+            return
+        candidates = [worker for worker in self._candidates(avoid) if not worker.is_on_probation]
+        if candidates:
+            worker = min(candidates, key=lambda one: (one not in previous, *_busyness(one)))
+            worker.is_set_aside = True
+
+    def set_none_aside(self) -> None:
+        """No suspect waits."""
+        for worker in self.workers:
+            worker.is_set_aside = False
+
+    def cleared(self, worker: Worker, load: Load) -> Load:
+        """A suspect got further than before; returns what its slot is taken for now."""
+        worker.suspects -= 1
+        return replace(load, is_suspect=False)
 
     def sent(self, worker: Worker) -> Mark | None:
         """What `measured` needs to know of the request whose slot was taken last; None: the limit is fixed."""
@@ -183,6 +208,11 @@ class Router:
         """It made tokens; returns whether this ended its probation."""
         was_on_probation, worker.is_on_probation = worker.is_on_probation, False
         return was_on_probation
+
+    def _candidates(self, avoid: Collection[str]) -> list[Worker]:
+        """Those in `avoid` are among them only when all others are ejected."""
+        candidates = [worker for worker in self.workers if worker.state is not WorkerState.EJECTED]
+        return [worker for worker in candidates if worker.name not in avoid] or candidates
 
     def succeeded(self, worker: Worker) -> None:
         """An answer came."""
@@ -236,6 +266,10 @@ class Router:
         worker.failures = 0
         worker.is_starting = False
         worker.is_on_probation = True
+
+
+def _busyness(worker: Worker) -> tuple[int, int]:
+    return worker.tokens, worker.inflight
 
 
 def make_workers(

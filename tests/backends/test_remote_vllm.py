@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from vllm_runs import (
 from vllm_servers import START_S, VllmServer, running_servers
 
 from swift_rlx.backends import GenerationRequest, Probe, WeightFiles, WeightKind
+from swift_rlx.backends.progress import OnProgress, unwatched
 from swift_rlx.backends.remote_dialect import Ability, ServerNeeds
 from swift_rlx.backends.remote_probe import identify
 from swift_rlx.backends.remote_server import RemoteServer
@@ -31,7 +33,7 @@ from swift_rlx.backends.remote_start import start_servers
 from swift_rlx.errors import BackendUnavailable
 from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler, routing
 from swift_rlx.testing import EngineCase, check_engine
-from swift_rlx.types import Completion, PolicyVersion, Prompt, SamplingParams, Score
+from swift_rlx.types import Chunk, Completion, PolicyVersion, Prompt, SamplingParams, Score
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 START = PolicyVersion(0, 0)
@@ -197,16 +199,32 @@ def test_a_run_with_all_weights_goes_on_while_one_of_two_servers_is_killed_and_s
 
 
 def publish_beside_answers(kind: WeightKind, one: VllmServer, model: Path, tmp_path: Path) -> None:
-    """Versions that are scored in the same batches as answers of those before; the server has room for adapters."""
+    """Versions that are scored in the same batches as answers of those before; the server has room for adapters.
+
+    `askers` ask again as soon as they are answered: some answers are in flight whenever weights come.
+    """
     is_full = kind is WeightKind.FULL
     policy = load(model) if is_full else with_adapter(load(model))
-    length, steps, at_a_time = 200, 4, 2
+    length, steps, askers = 200, 4, 4
     sampling = SamplingParams(max_tokens=length, barred_token_ids=(load(model).config.eos_token_id,))
+    answers: list[Completion] = []
+    told: set[int] = set()
+    """Asked after the last weights, and begun."""
+    has_ended = False
+
+    async def ask(server: RemoteServer, asker: int) -> None:
+        for number in itertools.count():
+            prompt = Prompt(asker, np.arange(20 + asker, 30 + asker, dtype=np.int32))
+            asked = GenerationRequest(f"{asker}-{number}", prompt, 0, sampling)
+            answers.append(await server.generate(asked, lambda chunk: told.add(asker)))
+            if has_ended:
+                return
 
     async def go() -> None:
+        nonlocal has_ended
         server = RemoteServer(one.endpoint, needs(kind, model))
         await server.start()
-        answers: list[asyncio.Task[Completion]] = []
+        asking: list[asyncio.Task[None]] = []
         for step in range(steps):
             (move if is_full else move_adapter)(policy, seed=step)
             files = (save_full if is_full else save_adapter)(policy, tmp_path / f"beside-{step}")
@@ -214,23 +232,25 @@ def publish_beside_answers(kind: WeightKind, one: VllmServer, model: Path, tmp_p
             difference = server.weights.probe_difference
             assert difference is not None
             assert difference < 1e-3
-            assert not any(answer.done() for answer in answers), "they were beside it all the time"
-            for number in range(at_a_time):
-                begun = asyncio.Event()
-                prompt = Prompt(number, np.arange(20 + number, 30 + number, dtype=np.int32))
-                asked = GenerationRequest(f"{step}-{number}", prompt, 0, sampling)
-                answers.append(
-                    asyncio.ensure_future(server.generate(asked, lambda chunk, it=begun: it.set()))
-                )
-                await begun.wait()
-        for number, answer in enumerate(await asyncio.gather(*answers)):
-            assert answer.num_tokens == length
-            made_by = set(answer.policy_steps.tolist())
-            assert (number // at_a_time in made_by) if is_full else (made_by == {number // at_a_time})
-        assert one.is_ready
+            asking = asking or [asyncio.ensure_future(ask(server, asker)) for asker in range(askers)]
+            before, beside = len(answers), set(told)
+            told.clear()
+            while len(told) < askers or len(answers) < before + askers:
+                await asyncio.wait(asking, timeout=0.01, return_when=asyncio.FIRST_EXCEPTION)
+                assert not any(asker.done() for asker in asking), asking
+            assert step == 0 or beside, "answers were made while the weights came"
+        has_ended = True
+        await asyncio.gather(*asking)
+        assert {*answers[-1].policy_steps.tolist()} == {steps - 1}
         await server.close()
 
     asyncio.run(asyncio.wait_for(go(), START_S))
+    made_by = [sorted(set(answer.policy_steps.tolist())) for answer in answers]
+    assert {step for versions in made_by for step in versions} == set(range(steps))
+    assert {answer.num_tokens for answer in answers} == {length}
+    if not is_full:
+        assert {len(versions) for versions in made_by} == {1}, "an answer keeps its adapter"
+    assert one.is_ready
 
 
 # --- two servers, one of which is killed -----------------------------------------------------------------------------
@@ -249,6 +269,26 @@ def asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "MAX_EJECTION_S", 2.0)
 
 
+class Watched(RemoteServer):
+    """Does something once, as soon as it hears of tokens: in the middle of an answer."""
+
+    then: Callable[[], None] | None = None
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.has_begun = asyncio.Event()
+
+    async def generate(self, request: GenerationRequest, on_progress: OnProgress = unwatched) -> Completion:
+        def told(chunk: Chunk) -> None:
+            on_progress(chunk)
+            then, self.then = self.then, None
+            if then is not None:
+                then()
+                self.has_begun.set()
+
+        return await super().generate(request, told)
+
+
 def train_while_the_first_is_killed(
     kind: WeightKind, model: Path, servers: list[VllmServer], tmp_path: Path
 ) -> None:
@@ -265,7 +305,7 @@ def train_while_the_first_is_killed(
 
     async def go() -> Any:
         wanted = needs(kind, model, sampling=SAMPLING)
-        backends = [RemoteServer(server.endpoint, wanted) for server in servers]
+        backends = [Watched(server.endpoint, wanted) for server in servers]
         first = publish_next()
         await start_servers(backends, START, first)
         config = RolloutConfig(
@@ -276,7 +316,7 @@ def train_while_the_first_is_killed(
         async with RolloutScheduler(config, backends, prompts, constant, payload=first) as scheduler:
             for number in range(BATCHES):
                 if number == 2:
-                    servers[0].kill()
+                    await backends[0].has_begun.wait()
                     servers[0].configure((kind,))
                     servers[0].launch()
                 if number == 4:
@@ -287,6 +327,8 @@ def train_while_the_first_is_killed(
                 texts.extend(
                     (one.group.prompt, each.completion) for one in batch.groups for each in one.group.members
                 )
+                if number == 1:
+                    backends[0].then = servers[0].kill
                 scheduler.publish(publish_next())
             return scheduler.statistics()
 

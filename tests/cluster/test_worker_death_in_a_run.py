@@ -29,9 +29,9 @@ def prompts():
     return [Prompt(index, np.array([1 + index % 10, 2], np.int32)) for index in range(PROMPTS)]
 
 
-def prompts_of_which_one_begins_with(token, index):
+def prompts_of_which_some_begin_with(token, indices):
     return [
-        replace(one, token_ids=np.array([token if one.index == index else 1, 2], np.int32))
+        replace(one, token_ids=np.array([token if one.index in indices else 1, 2], np.int32))
         for one in prompts()
     ]
 
@@ -124,12 +124,13 @@ def test_answers_that_were_broken_off_are_those_of_an_undisturbed_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_prompt_that_kills_real_workers_is_dropped_and_the_workers_live_on(tmp_path):
-    files = weights(tmp_path, 1)
-    deadly = {"crash_token": 7, "fault_after": 5, "asked": prompts_of_which_one_begins_with(7, index=6)}
+@pytest.mark.parametrize("indices", [{6}, {6, 16}, {3, 4, 22, 23}], ids=str)
+def test_prompts_that_kill_real_workers_are_dropped_and_the_workers_live_on(tmp_path, indices):
+    files, asked = weights(tmp_path, 1), prompts_of_which_some_begin_with(7, indices)
+    deadly = {"crash_token": 7, "fault_after": 5, "asked": asked}
     answers, _, _, stats, workers = asyncio.run(train(tmp_path, files, None, **deadly))
-    assert {index for index, _ in answers} == set(range(PROMPTS)) - {6}
-    assert sum(stats.dropped.values()) == 1
+    assert {index for index, _ in answers} == set(range(PROMPTS)) - indices
+    assert sum(stats.dropped.values()) == len(indices)
     assert stats.failures.keys() <= {"WorkerDied", "WorkerAbsent"}
     assert all(each._starts_in_vain < 5 for each in workers)
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -276,5 +277,21 @@ def test_a_worker_that_dies_again_and_again_without_an_answer_is_given_up(tmp_pa
         await serving(one)
         await one.generate(request())
         assert one._starts_in_vain == 0
+
+    run(one, body)
+
+
+@pytest.mark.slow
+def test_a_worker_is_not_given_up_for_deaths_under_requests_that_others_died_of_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_process, "MAX_STARTS_IN_VAIN", 2)
+    one = worker(tmp_path, crash_token=3)
+
+    async def body():
+        for _ in range(3):
+            await serving(one)
+            with pytest.raises(WorkerDied):
+                await one.generate(replace(request(3), is_suspect=True))
+        await serving(one)
+        assert one._starts_in_vain == 1
 
     run(one, body)

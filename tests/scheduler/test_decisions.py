@@ -153,12 +153,15 @@ def test_workers_that_were_readmitted_and_have_not_answered_are_not_well():
     assert not routes.is_none_well
 
 
-def test_a_worker_has_one_suspect_at_most_and_has_shown_itself_well_before():
+def test_a_suspect_has_a_worker_to_itself_that_has_shown_itself_well_before():
     routes = router(4, 4)
     one, other = routes.workers
     suspect = Load(1, is_suspect=True)
     assert names(*(routes.reserve(suspect, proven=True) for _ in range(3))) == ["worker-0", "worker-1", None]
+    assert routes.reserve(Load(1)) is None
+    assert routes.cleared(one, suspect) == Load(1)
     assert routes.reserve(Load(1)) is one
+    assert routes.reserve(suspect) is None
     routes.release(other, suspect)
     routes.failed(other, is_dead=True)
     routes.readmit(other)
