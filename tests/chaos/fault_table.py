@@ -91,6 +91,8 @@ class FaultRow:
         found = [f"{self.fault}: {sentence}" for sentence in self.wrong]
         if not self.tries:
             found.append(f"{self.fault}: not tried")
+        elif self.notice_limit_s is not None and not self.noticed_s:
+            found.append(f"{self.fault}: tried, and never seen to be noticed")
         if self.lost or self.doubled:
             found.append(f"{self.fault}: {self.lost} samples lost, {self.doubled} doubled")
         for what, times, limit_s in (

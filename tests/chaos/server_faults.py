@@ -36,6 +36,8 @@ class ServerFault:
     """`kind`: what the server does; empty where its process is killed and started again.
 
     `hold_s`: how long it stays so. `is_judged_by_share`: it fails so fast that it could draw requests to itself.
+    `is_of_answers`: it ends some answers and gives others, so it need not be taken out; an answer that it ended is
+    recovered from when it was finished.
     """
 
     name: str
@@ -44,12 +46,13 @@ class ServerFault:
     notice_limit_s: float | None = None
     is_other_model: bool = False
     is_judged_by_share: bool = False
+    is_of_answers: bool = False
 
 
 FAULTS = (
     ServerFault("server answers 500", "500", hold_s=20.0, is_judged_by_share=True),
     ServerFault("server hangs", "hang", TIMEOUT_S + ABORT_GRACE_S, TIMEOUT_S + ABORT_GRACE_S + 2.0),
-    ServerFault("server closes mid-stream", "close"),
+    ServerFault("server closes mid-stream", "close", notice_limit_s=2.0, is_of_answers=True),
     ServerFault("server answers garbage", "garbage"),
     ServerFault("server is killed and restarts", notice_limit_s=2.0),
     ServerFault("server restarts, other weights", notice_limit_s=2.0, is_other_model=True),
@@ -130,7 +133,8 @@ class Breaking:
                 if run.status is not None:
                     break
                 row = rows.setdefault(fault.name, FaultRow(fault.name, fault.notice_limit_s))
-                self._break(self.chance.choice(self.servers), fault, row)
+                happen = self._break_answers if fault.is_of_answers else self._break
+                happen(self.chance.choice(self.servers), fault, row)
                 done += 1
             first.conclude(run, run.wait_end(END_S))
         return done
@@ -160,6 +164,31 @@ class Breaking:
             row.recovered_s.append(max(answered_s - well_s, 0.0))
         elif run.status is None:
             row.wrong.append(f"{server.url} has not answered again within {BACK_S:g} s")
+
+    def _break_answers(self, server: ServerProcess, fault: ServerFault, row: FaultRow) -> None:
+        """Let it break answers off, and follow the first one until it is finished."""
+        run, begin_s = self.run, time.monotonic()
+        row.tries += 1
+        server.breaks(fault.kind)
+        run.wait(lambda: self._first_s("failed", begin_s, server), BACK_S)
+        time.sleep(max(0.0, begin_s + fault.hold_s - time.monotonic()))
+        server.breaks("")
+        failed = run.events("failed", begin_s, worker=server.url)
+        if not failed:
+            if run.status is None:
+                row.wrong.append(f"{server.url} has broken off no answer within {BACK_S:g} s")
+            return
+        at_s, request = failed[0]["at_s"], failed[0]["request"]
+        row.noticed_s.append(at_s - self._noticeable_s(fault, server, begin_s, at_s, row))
+
+        def finished() -> list[dict[str, Any]]:
+            return run.events("finished", at_s, request=request)
+
+        run.wait(finished, BACK_S)
+        if ends := finished():
+            row.recovered_s.append(ends[0]["at_s"] - at_s)
+        elif run.status is None:
+            row.wrong.append(f"answer {request} was not finished within {BACK_S:g} s after it was broken off")
 
     def _first_s(self, event: str, since_s: float, server: ServerProcess) -> float | None:
         """When it happened first from then on; None: it has not."""

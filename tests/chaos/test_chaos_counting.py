@@ -85,6 +85,7 @@ def test_every_bar_that_is_missed_is_named() -> None:
         "kill: recovered from after 61.00 s, 60 s are allowed",
     ]
     assert FaultRow("kill").misses() == ["kill: not tried"]
+    assert FaultRow("kill", tries=1).misses() == ["kill: tried, and never seen to be noticed"]
     assert FaultRow("kill", None, tries=1, noticed_s=[9.0], recovered_s=[1.0]).misses() == []
 
 

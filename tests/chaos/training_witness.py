@@ -3,8 +3,8 @@
 CHAOS_FOLDER: two files, each line written at once by O_APPEND, so that a killed process leaves whole lines.
 
     trained.jsonl   one line a micro-batch, before its backward: rows as the loss gets them, read from the tensors
-    events.jsonl    a worker was lost, taken out, is back, answered, was sent a request, gave it back; times of the
-                    system's monotonic clock
+    events.jsonl    a worker was lost, taken out, is back, answered, was sent a request, gave it back; a request failed,
+                    was finished; times of the system's monotonic clock
 
 CHAOS_LIFE: the number of this start of the run. CHAOS_STEP_S: seconds that each optimizer step takes longer, in which
 the processor is left to others, as it is with an accelerator.
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_rlx.cluster.hosted_process import HostedProcess
+from swift_rlx.scheduler.generation import Generation
 from swift_rlx.scheduler.resume import capture
 from swift_rlx.scheduler.routing import Router
 from swift_rlx.trainers.rlx_trainer import RLXTrainer
@@ -137,5 +138,24 @@ def watch_workers() -> None:
     Router.eject, Router.readmit, Router.succeeded = out, back, answered  # type: ignore[method-assign]
 
 
+def watch_requests() -> None:
+    """Those that fail, and when each is finished."""
+    fail, answer = Generation._failed, Generation._answered
+
+    def name(job: Any) -> str:
+        return f"{job.group.prompt.epoch}/{job.group.prompt.index}/{job.member}"
+
+    def failed(self: Any, job: Any, worker: Any, error: Any) -> None:
+        note("failed", worker=worker.name, request=name(job))
+        fail(self, job, worker, error)
+
+    def finished(self: Any, job: Any, worker: Any, completion: Any) -> None:
+        note("finished", worker=worker.name, request=name(job))
+        answer(self, job, worker, completion)
+
+    Generation._failed, Generation._answered = failed, finished  # type: ignore[method-assign]
+
+
 watch_training()
 watch_workers()
+watch_requests()
