@@ -66,10 +66,15 @@ EngineFactory = Callable[[EngineSpec], Engine]
 IMPORT_LIMIT_S = 120.0
 _IMPORT = """
 import importlib, sys
-module, _, function = sys.argv[1].partition(":")
-if not callable(getattr(importlib.import_module(module), function)):
-    raise TypeError("it is no function")
+path, sys.path[:] = sys.argv[1], sys.argv[2:]
+module, _, function = path.partition(":")
+try:
+    if not callable(getattr(importlib.import_module(module), function)):
+        raise TypeError("it is no function")
+except BaseException as error:
+    print(end="\\n<failed>" + type(error).__name__ + ": " + str(error))
 """
+_FAILED = "<failed>"
 
 BACKENDS = Registry(kind="rollout backend", group="swift_rlx.backends")
 """Names of engines; ours are registered by their entry points."""
@@ -94,16 +99,19 @@ def engine_factory(name: str) -> EngineFactory:
 
 
 @functools.lru_cache
-def why_not_there(path: str) -> str | None:
+def why_not_there(path: str, search: tuple[str, ...]) -> str | None:
     """What is wrong with a "module:function", before anything is started that takes long; None: nothing.
 
-    It is imported in a process of its own, which finds what a worker finds: what it imports may be large, and is of no
-    use to the trainer. One that takes more than `IMPORT_LIMIT_S` is left to the worker, which has a limit of its own.
+    It is imported in a process of its own: what it imports may be large, and is of no use to the trainer. `search`: the
+    module path, which a worker takes over from the trainer. An import that takes more than `IMPORT_LIMIT_S` is left to
+    the worker, which has a limit of its own.
     """
-    command = [sys.executable, "-c", _IMPORT, path]
+    command = [sys.executable, "-c", _IMPORT, path, *search]
     try:
         asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_LIMIT_S)
     except subprocess.TimeoutExpired:
         return None
-    said = asked.stderr.decode(errors="replace").strip().splitlines()
-    return None if not asked.returncode else (said or [f"importing it ends with code {asked.returncode}"])[-1]
+    _, failed, reason = asked.stdout.decode(errors="replace").rpartition(f"\n{_FAILED}")
+    if failed:
+        return " ".join(reason.split())
+    return f"importing it ends with code {asked.returncode}" if asked.returncode else None

@@ -60,6 +60,10 @@ class Reply:
         return 200 <= self.status < 300
 
 
+class FailedStatus(Exception):
+    """The cause of an error: a server said by a status of 500 or more that it failed."""
+
+
 class HttpClient:
     """For one server, in one asyncio loop. `key`: sent with every call, shown nowhere."""
 
@@ -125,7 +129,10 @@ class HttpClient:
             what += f"; the variable {KEY_VARIABLE} has to hold its key, or {FILE_VARIABLE} to name a file that does"
         elif reply.status == 401 and self._key is not None:
             what += f"; the key in {self._key.source} is not the one that it wants: put that one there"
-        return BackendUnavailable(what)
+        error = BackendUnavailable(what)
+        if reply.status >= 500:
+            error.__cause__ = FailedStatus(reply.status)
+        return error
 
     def words(self, reply: Reply) -> str:
         """The server's own, on one line, without the key."""
@@ -213,9 +220,9 @@ class HttpClient:
         return BackendUnavailable(f"{url} broke off: {words[:MAX_WORDS]}")
 
 
-def is_cut(error: BackendError) -> bool:
-    """Whether a call failed because its connection ended under it."""
-    return isinstance(error.__cause__, (aiohttp.ClientError, OSError))
+def may_have_ended(error: BackendError) -> bool:
+    """Whether a call failed as it does where the server ends: its connection did, or it was told so with a 5xx."""
+    return isinstance(error.__cause__, (aiohttp.ClientError, OSError, FailedStatus))
 
 
 def _reason(error: OSError) -> str:

@@ -22,7 +22,7 @@ from swift_rlx.backends.remote_answer import Labels
 from swift_rlx.backends.remote_dialect import Dialect, ServerFacts, ServerNeeds, Standing
 from swift_rlx.backends.remote_endpoint import ApiKey, Endpoint
 from swift_rlx.backends.remote_gate import Gate, InflightLimits
-from swift_rlx.backends.remote_http import Call, HttpClient, is_cut
+from swift_rlx.backends.remote_http import Call, HttpClient, may_have_ended
 from swift_rlx.backends.remote_probe import identify
 from swift_rlx.backends.remote_requests import Decode, RemoteRequests, Server
 from swift_rlx.backends.remote_silence import ENGINE_SILENCE_S, HTTP_SILENCE_S, Question, SilenceWatch
@@ -44,6 +44,9 @@ logger = logging.getLogger("swift_rlx")
 NOT_OURS = PolicyVersion(-1, 0)
 """What `health` says of a server that does not serve weights of this run."""
 CLOSE_S = 2.0
+HEALTH = Call("GET", "/health")
+ENGINE_ENDED = 503
+"""What both kinds of servers answer to `HEALTH` when their engine has ended, some time before they end themselves."""
 GONE_S = 1.0
 """How long a server may take to answer after a connection was cut; one that takes longer is there."""
 
@@ -114,7 +117,7 @@ class RemoteServer:
             self._dialect = self.weights.version = None  # it is another one, or will be when it comes back
             raise
         except BackendUnavailable as error:
-            if not (is_cut(error) and await self._is_gone()):
+            if not (may_have_ended(error) and await self._is_gone()):
                 raise
             self._dialect = self.weights.version = None
             raise WorkerDied(f"{self.name} has ended in the middle of an answer: {error}").losing(
@@ -184,17 +187,19 @@ class RemoteServer:
         await self._client.close()
 
     async def _is_gone(self) -> bool:
-        """Whether nobody listens any more; asked at once, so that it gets no further request to find out by."""
+        """Whether nobody listens any more, or says that its engine has ended; asked at once, so that no further request
+        is sent to find out.
+        """
         try:
-            await asyncio.wait_for(self._ask_http(), GONE_S)
+            reply = await asyncio.wait_for(self._client.ask(HEALTH), GONE_S)
         except WorkerAbsent:
             return True
         except (BackendError, asyncio.TimeoutError, TimeoutError):
             return False
-        return False
+        return reply.status == ENGINE_ENDED
 
     async def _ask_http(self) -> None:
-        await self._client.ask(Call("GET", "/health"))
+        await self._client.ask(HEALTH)
 
     async def _ask_engine(self) -> None:
         if self._dialect is not None and self.weights.version is not None:

@@ -172,11 +172,11 @@ def _layers(model: Path) -> list[str]:
     """
     found = set()
     for name, shape in shapes(model).items():
-        *above, layer, kind = name.split(".")
-        if above and (kind in QUANTIZED or (kind == "weight" and len(shape) == 2)):
-            found.add(layer)
+        *above, kind = name.split(".")
         if EXPERTS in above:
             found.add(EXPERTS)
+        if len(above) > 1 and (kind in QUANTIZED or (kind == "weight" and len(shape) == 2)):
+            found.add(above[-1])
     return sorted(found.difference(VOCABULARY))
 
 

@@ -138,6 +138,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
 def _config(options: argparse.Namespace) -> ServiceConfig:
     import msgspec
 
+    from swift_rlx.integration.stock_reward_names import stock_reward_names
     from swift_rlx.reward_service.frames import Setup
     from swift_rlx.reward_service.pool import Batching
     from swift_rlx.reward_service.service import ServiceConfig
@@ -165,7 +166,7 @@ def _config(options: argparse.Namespace) -> ServiceConfig:
         loader_options,
         sys.path,
         options.external_plugins,
-        MS_SWIFT_REWARDS if _has_ms_swift() else "",
+        *((MS_SWIFT_REWARDS, stock_reward_names()) if _has_ms_swift() else ()),
     )
     batching = Batching(options.batch_rows, options.batch_window_s, options.batch_limit_s)
     return ServiceConfig(setup, options.workers, batching, _tenants(options), options.max_queued_rows)

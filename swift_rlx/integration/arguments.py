@@ -30,7 +30,7 @@ from swift_rlx.integration.engine_options import (
     refuse_replaced,
 )
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
-from swift_rlx.integration.launcher_watch import end_with_launcher
+from swift_rlx.integration.launcher_watch import end_with_launcher, find_launcher
 from swift_rlx.integration.model_path import refuse_missing_folder
 from swift_rlx.integration.offline_plan import settle_offline
 from swift_rlx.integration.placement import settle_devices
@@ -43,6 +43,7 @@ TRACEBACK_VARIABLE = "SWIFT_RLX_TRACEBACK"
 def install(module: ModuleType) -> None:
     """Replace `module.RLHFArguments` by the widened class, and let our errors print as one sentence."""
     module.RLHFArguments = widen(module.RLHFArguments)
+    find_launcher()
     if sys.excepthook is not _print_one_sentence:
         _print_one_sentence.previous = sys.excepthook  # type: ignore[attr-defined]
         sys.excepthook = _print_one_sentence
@@ -129,6 +130,7 @@ def _become_ours(args: Any) -> None:
     from swift_rlx.integration.conflicts import check_conflicts
     from swift_rlx.integration.run_log import show_in_log_of_run
 
+    end_with_launcher()
     show_in_log_of_run()
     algorithm = resolve(args.rlhf_type)
     if args.rlhf_type == "reinforce_plus_plus":
@@ -154,7 +156,6 @@ def _become_ours(args: Any) -> None:
                 refuse_unfit_servers(args.rollout_endpoints)
         settle_devices(args)
     args.rlhf_type = "grpo"
-    end_with_launcher()
 
 
 def _fill_generation_batch(args: Any) -> None:

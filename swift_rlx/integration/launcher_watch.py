@@ -22,6 +22,18 @@ COMMAND = "rlhf"
 TORCHRUN = "torch.distributed.run"
 _watched: set[int] = set()
 """The process that watches; one that was forked from it does not."""
+_found: dict[int, int | None] = {}
+"""By process: what `find_launcher` found."""
+
+
+def find_launcher() -> int | None:
+    """A pidfd of the `swift rlhf` command that started this process; None: something else did.
+
+    Looked for once. Who asks early notices later that the command has ended meanwhile.
+    """
+    if os.getpid() not in _found:
+        _found[os.getpid()] = _launcher()
+    return _found[os.getpid()]
 
 
 def end_with_launcher() -> bool:
@@ -31,7 +43,7 @@ def end_with_launcher() -> bool:
     """
     if os.getpid() in _watched:
         return True
-    handle = _launcher()
+    handle = find_launcher()
     if handle is None:
         return False
     _watched.add(os.getpid())
@@ -44,13 +56,16 @@ def _launcher() -> int | None:
     child, parent = os.getpid(), os.getppid()
     if TORCHRUN in _words(parent):
         child, parent = parent, _parent(parent)
+    if not is_launcher(_words(parent)):
+        return None
     try:
         handle = os.pidfd_open(parent)
-    except OSError:  # it has ended, or is out of sight
+    except (
+        OSError,
+        AttributeError,
+    ):  # it has ended, or is out of sight; a system or an interpreter without pidfds
         return None
-    if (
-        is_launcher(_words(parent)) and _parent(child) == parent
-    ):  # what was read is of the process in the handle
+    if is_launcher(_words(parent)) and _parent(child) == parent:  # of the process in the handle
         return handle
     os.close(handle)
     return None

@@ -2,6 +2,8 @@
 
 import math
 import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -185,13 +187,21 @@ def resolve_rollout(values: Any, defaults: dict[str, Any]) -> None:
         raise ConfigError(
             f"--rollout_backend {values.rollout_backend} is not installed; use one of {', '.join(names)}"
         )
-    refuse_missing_engine("--rollout_backend", values.rollout_backend)
+    refuse_missing_engine(
+        "--rollout_backend", values.rollout_backend, getattr(values, "external_plugins", ())
+    )
     device_ids(values.rollout_devices)
 
 
-def refuse_missing_engine(flag: str, name: str) -> None:
-    """Raise ConfigError for a "module:function" that leads nowhere. A registered name is looked up by its worker."""
-    if ":" in name and (reason := why_not_there(name)):
+def refuse_missing_engine(flag: str, name: str, plugins: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a "module:function" that leads nowhere. A registered name is looked up by its worker.
+
+    `plugins`: files that ms-swift imports later on, and whose folders it puts on the module path then.
+    """
+    if ":" not in name:
+        return
+    folders = [os.path.dirname(os.path.abspath(os.path.expanduser(file))) for file in plugins]
+    if reason := why_not_there(name, (*folders, *sys.path)):
         raise ConfigError(
             f"{flag} {name} is refused: {reason}; give MODULE:FUNCTION that the workers can import, or the name of an"
             " installed backend"

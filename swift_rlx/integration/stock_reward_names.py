@@ -9,7 +9,10 @@ SOURCE = "rewards/orm.py"
 
 def stock_reward_names() -> tuple[str, ...]:
     """Those of its table `orms`; none where ms-swift is not installed."""
-    package = importlib.util.find_spec("swift")
+    try:
+        package = importlib.util.find_spec("swift")
+    except ImportError:  # a finder that hides it
+        return ()
     files = [Path(folder, SOURCE) for folder in (package and package.submodule_search_locations) or ()]
     return tuple(name for file in files if file.is_file() for name in _names(file))
 

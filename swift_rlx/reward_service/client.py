@@ -199,10 +199,11 @@ class ServiceReward:
                 )
                 if self.shadow is not None and change[1] == self._address.shadow:
                     self.shadow.tell(change[0])
-            replica = self._replicas.pick(self.version)
+            is_late = time.monotonic() > absent_s
+            replica = self._replicas.pick(self.version, is_late=is_late)
             if replica is not None and (reply := await self._attempt(replica, rows)) is not None:
                 return reply
-            if time.monotonic() > absent_s:
+            if replica is None and is_late:
                 raise RewardUnavailable(
                     f"{self._label} cannot be had for {self._absent_limit_s:g} s: {self._why}"
                 )
@@ -228,7 +229,7 @@ class ServiceReward:
         detail = f"{replica.endpoint.url} refused with status {http.status}: {self._calls.words(http)}"
         self._why = detail
         if http.status == VERSION_CHANGED:
-            self._replicas.serves_another(replica, _serves(http))
+            self._is_back(replica, self._replicas.serves_another(replica, _serves(http)))
         elif http.status in (TOO_MANY, 503):
             self._replicas.is_busy(replica, http.retry_after_s or BUSY_S)
         elif http.status >= 500 or http.status == 408:
@@ -251,9 +252,12 @@ class ServiceReward:
             )
             self._failed(replica)
             return None
-        if self._replicas.answered(replica, reply.version) and not self._is_shadow:
-            logger.info(f"reward {self.name!r}: {replica.endpoint.url} answers again")
+        self._is_back(replica, self._replicas.answered(replica, reply.version))
         return reply
+
+    def _is_back(self, replica: Replica, was_gone: bool) -> None:
+        if was_gone and not self._is_shadow:
+            logger.info(f"reward {self.name!r}: {replica.endpoint.url} answers again")
 
     def _failed(self, replica: Replica) -> None:
         if self._replicas.failed(replica) and not self._is_shadow:

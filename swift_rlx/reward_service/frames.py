@@ -20,7 +20,8 @@ _LENGTH = struct.Struct(">I")
 class Setup(msgspec.Struct, frozen=True, tag=True):
     """The first message to a worker: what it has to serve (`source_text.py`), and how reward models are loaded.
 
-    `finder`: MODULE:FUNCTION, which finds rewards that no package or plugin file offers; empty: there are no others.
+    `finder`: MODULE:FUNCTION, which finds rewards that no package or plugin file offers, and refuses names of several
+    providers; empty: there are no others. `finders_own`: the names that it finds by itself.
     """
 
     sources: list[str]
@@ -30,6 +31,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     sys_path: list[str]
     plugins: list[str]
     finder: str = ""
+    finders_own: tuple[str, ...] = ()
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):

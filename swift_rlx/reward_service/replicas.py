@@ -48,11 +48,14 @@ class Replicas:
         self._clock = clock
         self._lock = threading.Lock()
 
-    def pick(self, version: str) -> Replica | None:
-        """The least busy one that may have this version (empty: any), and is awake; it has one call more now."""
+    def pick(self, version: str, *, is_late: bool = False) -> Replica | None:
+        """The least busy one that may have this version (empty: any), and is awake; it has one call more now.
+
+        `is_late`: there is no time to try whether one that failed is back.
+        """
         with self._lock:
             now_s = self._clock()
-            awake = [one for one in self.all if one.rests_until_s <= now_s]
+            awake = [one for one in self.all if one.rests_until_s <= now_s and not (is_late and one.failures)]
             if not awake:
                 return None
             fitting = [one for one in awake if version in ("", one.version) or not one.version]
@@ -86,12 +89,14 @@ class Replicas:
                 self.version = version
             return was_gone
 
-    def serves_another(self, replica: Replica, version: str) -> None:
-        """It has refused, because it serves this version."""
+    def serves_another(self, replica: Replica, version: str) -> bool:
+        """It has refused, because it serves this version; whether it counted as gone."""
         with self._lock:
+            was_gone = replica.failures >= GONE_FAILURES
             replica.inflight -= 1
             replica.failures, replica.version = 0, version
             replica.rests_until_s = self._clock() + OTHER_VERSION_S
+            return was_gone
 
     def failed(self, replica: Replica) -> bool:
         """It gave no answer, or none that can be used; whether this is the failure from which it counts as gone."""

@@ -7,7 +7,8 @@ import hashlib
 import importlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,24 +138,26 @@ def _built(reward: Reward) -> Checked:
         return checked_reward(reward)
     except PluginError as error:
         cause = error.__cause__
-        if not (isinstance(cause, AttributeError) and cause.obj is None and cause.name):
+        if not (isinstance(cause, AttributeError) and cause.obj is None and takes_args(reward.target)):
             raise
-        if not takes_args(reward.target):
-            raise
+        where = traceback.extract_tb(cause.__traceback__)[-1]
+        if not re.search(rf"\bargs\.{cause.name}\b", where.line or ""):
+            raise  # something else is None
         raise PluginError(
             f"{reward.spec.label} reads the setting --{cause.name} of a run, which a service has not: name it in the"
             " run's own --reward_funcs"
         ) from error
 
 
-def reward_finder(dotted: str) -> Finder:
+def reward_finder(dotted: str, own: Collection[str] = ()) -> Finder:
     """Finds what packages and plugin files offer and, by the function that `MODULE:FUNCTION` names, whatever else.
 
-    That one is imported where a name needs it, because it may bring ms-swift along. Raises as `resolve_reward`.
+    That one is imported where a name needs it, because it may bring ms-swift along; so do `own` names of it that others
+    offer, too, which it refuses. Raises as `resolve_reward`.
     """
 
     def find(name: str) -> Reward:
-        if not dotted or REWARDS.providers(name):
+        if not dotted or (REWARDS.providers(name) and name not in own):
             return resolve_reward(name)
         module, _, function = dotted.partition(":")
         found: Reward = getattr(importlib.import_module(module), function)(name)

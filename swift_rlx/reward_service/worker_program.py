@@ -47,7 +47,8 @@ def main() -> int:
 def _build(setup: Setup) -> dict[str, ServedReward]:
     for path in setup.plugins:
         _import_plugin(path)
-    load, find = find_loader(setup.loader, setup.loader_options), reward_finder(setup.finder)
+    load = find_loader(setup.loader, setup.loader_options)
+    find = reward_finder(setup.finder, setup.finders_own)
     sources = [parse_source(text) for text in setup.sources]
     return {source.name: ServedReward(source, setup.version, load, find) for source in sources}
 

@@ -15,7 +15,7 @@ from swift_rlx.errors import (
     WorkerAbsent,
     WorkerDied,
 )
-from swift_rlx.scheduler.blame import judge
+from swift_rlx.scheduler.blame import clear, judge
 from swift_rlx.scheduler.drafts import DraftBook
 from swift_rlx.scheduler.groups import OpenGroup
 from swift_rlx.scheduler.lines import Lines
@@ -144,6 +144,7 @@ class Generation:
         state = self._state
         job.held, job.blame = job.load, None
         job.is_being_cut = job.is_away = False
+        job.is_silent = True
         request = self._request(job, worker)
         self._inflight[request.request_id] = (job, worker)
         try:
@@ -152,7 +153,7 @@ class Generation:
             answer = error
         finally:
             del self._inflight[request.request_id]
-            state.router.release(worker, job.held)
+            state.router.release(worker, job.held, is_silent=job.is_silent)
             if self.publisher is not None:
                 self.publisher.released(worker)
             state.events.generate.set()
@@ -183,7 +184,7 @@ class Generation:
             self._told(job, worker, chunk, request.submit_s)
             limit.told(job.is_away)
 
-        limits = self._retry.limits_of(job.attempt)
+        limits = self._retry.limits_of(job.timeouts)
         limit = TimeLimit(worker.name, request.request_id, state.clock, limits, abort)
         limit.start(worker.pulse)
         answer = await attempt(worker.backend, request, limit, told)
@@ -208,10 +209,12 @@ class Generation:
         router, has_room = self._state.router, False
         if chunk.num_tokens:
             self._recovery.succeeded()
-            has_room = router.told(worker)
+            has_room = router.told(worker, is_first=job.is_silent)
+            job.is_silent = False
         if job.held.is_suspect and job.has_progressed:
-            job.held = job.load = router.cleared(worker, job.held)
-            has_room = True
+            router.cleared(worker)
+            clear(job)
+            job.held, has_room = job.load, True
         if has_room:
             self._state.events.generate.set()
 
@@ -251,6 +254,7 @@ class Generation:
         state.tokens_are_made_again(job.group, never_told)
         state.retries += 1
         job.attempt += counts
+        job.timeouts += isinstance(error, BackendTimeout)
         job.avoid.add(worker.name)
         state.clock.call_later(wait_s, lambda: self._try_again(job, is_free=is_dead))
 

@@ -58,6 +58,10 @@ class OpenGroup:
     """What there is of answers that are not finished."""
     lost: Counter[Fate] = field(default_factory=Counter)
     """Tokens that were made for it and that no answer of it has, since its admission."""
+    has_witnesses: bool = False
+    """Whether a member was on a worker that died, and got nowhere (`blame.py`)."""
+    is_suspected: bool = False
+    """Whether one was on several."""
     has_killed: bool = False
     """Whether a member was given up because its workers died of it."""
 
@@ -178,6 +182,7 @@ class GroupBook:
         group.start_step = None
         group.completions.clear()
         group.attempts.clear()
+        group.has_witnesses = group.is_suspected = group.has_killed = False
         group.failed.clear()
         self.regenerated += 1
 

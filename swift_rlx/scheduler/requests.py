@@ -48,6 +48,10 @@ class Job:
     """How many attempts the death of its worker uses up; None: the worker lives, or nobody has looked yet."""
     deaths: int = 0
     """Of workers that it was on, without getting anywhere; those that have used up attempts do not count."""
+    is_silent: bool = False
+    """It is on a worker, and the attempt has made no token yet."""
+    timeouts: int = 0
+    """How often it took too long."""
     is_being_cut: bool = False
     """Whether we told the backend to end it."""
     mark: Mark | None = None

@@ -24,9 +24,9 @@ class RetryPolicy:
     retries: int
     limits: Limits
 
-    def limits_of(self, attempt: int) -> Limits:
-        """For attempt 1, 2, ...: doubled each time, so that long answers and slow workers come through."""
-        first, factor = self.limits, 2.0 ** (attempt - 1)
+    def limits_of(self, timeouts: int) -> Limits:
+        """After so many timeouts: doubled by each, so that long answers and slow workers come through."""
+        first, factor = self.limits, 2.0**timeouts
         return Limits(
             first.total_s * factor, first.first_token_s * factor, first.token_gap_s * factor, first.grace_s
         )

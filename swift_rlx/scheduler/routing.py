@@ -7,17 +7,17 @@ ejection. To ask one that is not there or not well costs no request, so it is as
 comes back is used within seconds. Until it has shown that it makes tokens it gets one request at a time, and until it
 has given an answer the next failure ejects it again.
 
-A request that was on several workers that died is a suspect (`blame.py`). It gets a worker to itself, one that has
-shown itself well before: so it is known who is to blame should it die too, and a prompt that kills workers does not
-keep a new one from its first answer. Where no worker is empty, one is set aside for it, and gets no other requests
-until it is.
+A request that was on several workers that died is a suspect (`blame.py`). It is sent where all others make tokens
+already, or where there are no others, so that it is known who is to blame should that worker die too; nobody follows
+until it has got further than before. The worker has to have shown itself well: a prompt that kills workers does not
+keep a new one from its first answer. Where none has room, one is set aside, and gets no other requests meanwhile.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from swift_rlx.backends.base import Backend
 from swift_rlx.clock import Clock
@@ -53,6 +53,8 @@ class Load:
     tokens: int
     is_long: bool = False
     is_suspect: bool = False
+    is_alone: bool = False
+    """A suspect that nobody may be beside."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +73,12 @@ class Worker:
     state: WorkerState = WorkerState.OPEN
     inflight: int = 0
     long_inflight: int = 0
+    silent: int = 0
+    """That have made no token yet."""
     suspects: int = 0
-    """That have not got further than before; nobody else is beside one."""
+    """That have not got further than before; nobody is sent beside one."""
     is_set_aside: bool = False
-    """For a suspect, as soon as it is empty."""
+    """For a suspect, as soon as it has room for it."""
     tokens: int = 0
     failures: int = 0
     """Since the last answer, or since it was readmitted."""
@@ -96,7 +100,8 @@ class Worker:
         if self.state is not WorkerState.OPEN or (self.is_on_probation and self.inflight):
             return False
         if load.is_suspect:
-            return not self.inflight
+            beside = self.inflight if load.is_alone else self.silent + self.suspects
+            return not beside and self.inflight < self.max_inflight
         if self.suspects or self.is_set_aside:
             return False
         reserved = int(self.reserved_share * self.max_inflight)
@@ -124,6 +129,11 @@ class Router:
     def slots(self) -> int:
         """Requests that all workers may have."""
         return sum(worker.max_inflight for worker in self.workers)
+
+    @property
+    def is_one_unproven(self) -> bool:
+        """Whether a worker was readmitted and has made no token yet."""
+        return any(worker.is_on_probation for worker in self.workers)
 
     @property
     def is_none_well(self) -> bool:
@@ -161,6 +171,7 @@ class Router:
             return None
         worker = min(open_ones, key=_busyness)
         worker.inflight += 1
+        worker.silent += 1
         worker.long_inflight += load.is_long
         worker.suspects += load.is_suspect
         worker.tokens += load.tokens
@@ -184,30 +195,32 @@ class Router:
         for worker in self.workers:
             worker.is_set_aside = False
 
-    def cleared(self, worker: Worker, load: Load) -> Load:
-        """A suspect got further than before; returns what its slot is taken for now."""
+    def cleared(self, worker: Worker) -> None:
+        """A suspect got further than before; its slot is not that of one any more."""
         worker.suspects -= 1
-        return replace(load, is_suspect=False)
 
     def sent(self, worker: Worker) -> Mark | None:
         """What `measured` needs to know of the request whose slot was taken last; None: the limit is fixed."""
         return None if worker.pace is None else worker.pace.sent(worker.inflight)
 
-    def release(self, worker: Worker, load: Load) -> None:
-        """Give a slot back, with what was said when it was taken."""
+    def release(self, worker: Worker, load: Load, *, is_silent: bool = True) -> None:
+        """Give a slot back, with what was said when it was taken; `is_silent`: `told` was not called for it."""
         worker.inflight -= 1
+        worker.silent -= is_silent
         worker.long_inflight -= load.is_long
         worker.suspects -= load.is_suspect
         worker.tokens -= load.tokens
-        if min(worker.inflight, worker.long_inflight, worker.suspects, worker.tokens) < 0:
+        counts = worker.inflight, worker.silent, worker.long_inflight, worker.suspects, worker.tokens
+        if min(counts) < 0:
             raise SchedulingError(f"worker '{worker.name}' gave back a slot that was not taken")
         if not worker.inflight:
             self.on_idle_change()
 
-    def told(self, worker: Worker) -> bool:
-        """It made tokens; returns whether this ended its probation."""
+    def told(self, worker: Worker, *, is_first: bool = False) -> bool:
+        """It made tokens, `is_first`: the first ones of a request; returns whether it has room that it had not."""
+        worker.silent -= is_first
         was_on_probation, worker.is_on_probation = worker.is_on_probation, False
-        return was_on_probation
+        return was_on_probation or (worker.is_set_aside and is_first)
 
     def _candidates(self, avoid: Collection[str]) -> list[Worker]:
         """Those in `avoid` are among them only when all others are ejected."""

@@ -21,7 +21,7 @@ from swift_rlx.scheduler.resume import OpenPrompt, RolloutState
 from swift_rlx.store import ShardWriter, read_shard
 from swift_rlx.types import DropReason, PolicyVersion, TrajectoryGroup
 
-FORMAT = 1
+FORMAT = 2
 STATE, TRAJECTORIES = "state.json", "trajectories.arrow"
 SNAPSHOT = "snapshot"
 """Key of a random name that both files have."""

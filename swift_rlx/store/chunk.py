@@ -71,8 +71,8 @@ class Chunk:
         has_token = np.diff(offsets) > 0
         if self.columns["sampled"].null_count < self.num_rows:
             begins, ends = self._mask_offsets[:-1], self._mask_offsets[1:]
-            before = np.zeros(8 * len(self._mask_bits) + 1, np.int64)
-            np.cumsum(np.unpackbits(self._mask_bits, bitorder="little"), out=before[1:])
+            before = np.zeros(8 * len(self._mask_bits) + 1, np.int32)
+            np.cumsum(np.unpackbits(self._mask_bits, bitorder="little"), dtype=np.int32, out=before[1:])
             has_token &= ~_unpacked(self._has_mask, self.num_rows) | (before[ends] > before[begins])
         return self.scored() & has_token
 

@@ -89,6 +89,10 @@ class OfflineRunMixin:
         self._scores = SourceScores(self.groups.snapshot, plan["recipe"])
         self._group_of = lru_cache(maxsize=args.generation_batch_size)(self.groups.group)
 
+    def trained_rewards(self) -> list[str]:
+        """None: those of the store train, which the plan names, and `--reward_funcs` are for an evaluation."""
+        return []
+
     def _check_ranks(self) -> None:
         digests = gather_object([self.groups.digest])
         if len(set(digests)) > 1:

@@ -128,7 +128,7 @@ class ResumeMixin:
             "micro_step": self._step,
             "buffer_in_use": buffer_in_use,
             "order": self._order(),
-            "reward_names": list(self.reward_keys),
+            "reward_names": self.trained_rewards(),
             "algorithm": self.algorithm_state(),
             "rewards": self.reward_state(),
             "resampled": {n: getattr(self, n).drawn for n in self.RESAMPLE_ITERATORS if hasattr(self, n)},
@@ -137,6 +137,10 @@ class ResumeMixin:
         with open(partial, "w", encoding="utf-8") as file:
             json.dump(state, file, indent=2)
         os.replace(partial, os.path.join(folder, STATE))
+
+    def trained_rewards(self) -> list[str]:
+        """Names of the rewards that the training depends on, in order."""
+        return list(self.reward_keys)
 
     @property
     def _micro_steps_per_generation(self) -> int:
@@ -202,7 +206,7 @@ class ResumeMixin:
                 f"{path} is of rlhf_type {state['rlx_type']}, this run's is {self.args.rlx_type}; use the same, or"
                 " take only the weights with --resume_only_model true"
             )
-        names = list(self.reward_keys)
+        names = self.trained_rewards()
         if (trained := state.get("reward_names", names)) != names:
             raise CheckpointError(
                 f"{path} is of a run with the rewards {', '.join(trained) or 'none'}, this one has"

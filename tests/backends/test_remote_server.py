@@ -295,6 +295,26 @@ def test_a_server_that_is_killed_in_the_middle_of_an_answer_is_known_to_be_gone_
     run(stand_in, test())
 
 
+@each_server
+def test_a_server_whose_engine_has_ended_is_gone_for_all_and_one_that_fails_is_not(
+    kind: type[StandIn], what: WeightKind, tmp_path: Path
+) -> None:
+    stand_in, files = kind(tmp_path), weights(tmp_path, 1, what)
+
+    async def test() -> None:
+        server = await started(stand_in, files)
+        stand_in.fault = lambda path, body: Fault(500, b"{}") if "generate" in path else None
+        with pytest.raises(BackendUnavailable) as caught:
+            await server.generate(request())
+        assert type(caught.value) is BackendUnavailable
+        stand_in.engine_has_ended = True
+        with pytest.raises(WorkerDied, match=r"has ended in the middle of an answer: .* with status 500"):
+            await server.generate(request())
+        await server.close()
+
+    run(stand_in, test())
+
+
 def test_a_closed_server_is_left_in_peace(tmp_path: Path) -> None:
     stand_in, files = StandInVllm(tmp_path, token_s=0.01), weights(tmp_path, 1)
 

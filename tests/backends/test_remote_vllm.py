@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from swift_rlx.backends.remote_server import RemoteServer
 from swift_rlx.backends.remote_start import start_servers
 from swift_rlx.errors import BackendUnavailable
 from swift_rlx.scheduler import IterableSource, RolloutConfig, RolloutScheduler, routing
+from swift_rlx.scheduler.routing import WorkerState
 from swift_rlx.testing import EngineCase, check_engine
 from swift_rlx.types import Chunk, Completion, PolicyVersion, Prompt, SamplingParams, Score
 
@@ -208,15 +210,13 @@ def publish_beside_answers(kind: WeightKind, one: VllmServer, model: Path, tmp_p
     length, steps, askers = 200, 4, 4
     sampling = SamplingParams(max_tokens=length, barred_token_ids=(load(model).config.eos_token_id,))
     answers: list[Completion] = []
-    told: set[int] = set()
-    """Asked after the last weights, and begun."""
+    published_s: list[tuple[float, float]] = []
     has_ended = False
 
     async def ask(server: RemoteServer, asker: int) -> None:
         for number in itertools.count():
             prompt = Prompt(asker, np.arange(20 + asker, 30 + asker, dtype=np.int32))
-            asked = GenerationRequest(f"{asker}-{number}", prompt, 0, sampling)
-            answers.append(await server.generate(asked, lambda chunk: told.add(asker)))
+            answers.append(await server.generate(GenerationRequest(f"{asker}-{number}", prompt, 0, sampling)))
             if has_ended:
                 return
 
@@ -228,17 +228,17 @@ def publish_beside_answers(kind: WeightKind, one: VllmServer, model: Path, tmp_p
         for step in range(steps):
             (move if is_full else move_adapter)(policy, seed=step)
             files = (save_full if is_full else save_adapter)(policy, tmp_path / f"beside-{step}")
-            await server.publish(PolicyVersion(0, step), probed(files, policy))
+            weights, begin_s = probed(files, policy), time.monotonic()
+            await server.publish(PolicyVersion(0, step), weights)
+            published_s.append((begin_s, time.monotonic()))
             difference = server.weights.probe_difference
             assert difference is not None
             assert difference < 1e-3
             asking = asking or [asyncio.ensure_future(ask(server, asker)) for asker in range(askers)]
-            before, beside = len(answers), set(told)
-            told.clear()
-            while len(told) < askers or len(answers) < before + askers:
+            before = len(answers)
+            while len(answers) < before + askers:
                 await asyncio.wait(asking, timeout=0.01, return_when=asyncio.FIRST_EXCEPTION)
                 assert not any(asker.done() for asker in asking), asking
-            assert step == 0 or beside, "answers were made while the weights came"
         has_ended = True
         await asyncio.gather(*asking)
         assert {*answers[-1].policy_steps.tolist()} == {steps - 1}
@@ -248,6 +248,8 @@ def publish_beside_answers(kind: WeightKind, one: VllmServer, model: Path, tmp_p
     made_by = [sorted(set(answer.policy_steps.tolist())) for answer in answers]
     assert {step for versions in made_by for step in versions} == set(range(steps))
     assert {answer.num_tokens for answer in answers} == {length}
+    for begin_s, end_s in published_s[1:]:
+        assert any(one.start_s < end_s and one.finish_s > begin_s for one in answers), "beside the weights"
     if not is_full:
         assert {len(versions) for versions in made_by} == {1}, "an answer keeps its adapter"
     assert one.is_ready
@@ -321,8 +323,9 @@ def train_while_the_first_is_killed(
                     servers[0].launch()
                 if number == 4:
                     await servers[0].wait()
-                if number >= 5:
-                    await asyncio.sleep(3)  # it is asked again at some time
+                if number == 5:
+                    while scheduler._state.router.workers[0].state is not WorkerState.OPEN:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
                 batch = await scheduler.next_batch()
                 texts.extend(
                     (one.group.prompt, each.completion) for one in batch.groups for each in one.group.members

@@ -126,9 +126,17 @@ def test_adapters_are_put_around_the_layers_of_the_model_and_not_around_its_outp
 def test_experts_and_quantized_layers_are_layers_too(tmp_path):
     layers = ["self_attn.q_proj.qweight", "self_attn.v_proj.weight_packed", "mlp.experts.3.up_proj.weight"]
     names = {f"model.layers.0.{name}": [2, 2] for name in layers} | {"lm_head.qweight": [4, 2]}
+    names |= {"image_newline": [4], "logit_scale": [1]}
     write_safetensors(tmp_path / "model.safetensors", names)
     found = engine_arguments(spec(model=str(tmp_path), max_adapter_rank=8), KNOWN).vllm
     assert found["lora_target_modules"] == ["experts", "q_proj", "up_proj", "v_proj"]
+
+
+def test_experts_of_a_layer_in_one_tensor_are_experts(tmp_path):
+    names = {"model.layers.0.mlp.experts.gate_up_proj": [2, 2, 4], "model.layers.0.mlp.gate.weight": [2, 2]}
+    write_safetensors(tmp_path / "model.safetensors", names)
+    found = engine_arguments(spec(model=str(tmp_path), max_adapter_rank=8), KNOWN).vllm
+    assert found["lora_target_modules"] == ["experts", "gate"]
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ class ServerFault:
 
 
 FAULTS = (
-    ServerFault("server answers 500", "500", hold_s=20.0, is_judged_by_share=True),
+    ServerFault("server answers 500", "500", 20.0, notice_limit_s=2.0, is_judged_by_share=True),
     ServerFault("server hangs", "hang", TIMEOUT_S + ABORT_GRACE_S, TIMEOUT_S + ABORT_GRACE_S + 2.0),
     ServerFault("server closes mid-stream", "close", notice_limit_s=2.0, is_of_answers=True),
-    ServerFault("server answers garbage", "garbage"),
+    ServerFault("server answers garbage", "garbage", notice_limit_s=2.0),
     ServerFault("server is killed and restarts", notice_limit_s=2.0),
     ServerFault("server restarts, other weights", notice_limit_s=2.0, is_other_model=True),
 )
@@ -158,7 +158,9 @@ class Breaking:
             if fault.is_judged_by_share:
                 self._judge_share(server, begin_s + 1.0, well_s, row)
         if out_s is None and fault.kind:
-            return  # it was not bad enough to be taken out
+            if run.status is None:
+                row.wrong.append(f"{server.url} answered {fault.kind} for {BACK_S:g} s and was not taken out")
+            return
         run.wait(lambda: self._answered_s(begin_s, server), BACK_S)
         if (answered_s := self._answered_s(begin_s, server)) is not None:
             row.recovered_s.append(max(answered_s - well_s, 0.0))

@@ -12,6 +12,8 @@ import pytest
 
 from swift_rlx.cli import main as command_line
 from swift_rlx.cli import store_generate
+from swift_rlx.integration import candidate_model
+from swift_rlx.integration.devices import Machine
 from swift_rlx.store import TrajectoryStore
 from swift_rlx.store.verification import verify
 
@@ -113,11 +115,13 @@ def check_first_group(store, tiny_model):
 
 
 @pytest.fixture
-def no_vllm(monkeypatch):
+def bare_machine(monkeypatch):
+    """Without vLLM and accelerators."""
     monkeypatch.setattr("swift_rlx.backends.vllm_contract.installed_version", lambda: None)
+    monkeypatch.setattr(candidate_model, "this_machine", lambda use_cpu: Machine((), 1, cores=2))
 
 
-@pytest.mark.usefixtures("no_vllm")
+@pytest.mark.usefixtures("bare_machine")
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [

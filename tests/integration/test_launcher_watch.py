@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swift_rlx.integration import launcher_watch
 from swift_rlx.integration.launcher_watch import is_launcher
 
 STARTS_WHAT_FOLLOWS = "import subprocess, sys; subprocess.run(sys.argv[2:])"
@@ -20,7 +21,8 @@ TRAINING = """
 import os, sys, threading
 from swift_rlx.integration.launcher_watch import end_with_launcher
 print(os.getpid(), end_with_launcher(), end_with_launcher(), threading.active_count(), flush=True)
-sys.stdin.read()
+for line in sys.stdin:
+    print(line, end="", flush=True)
 """
 TORCHRUN = [sys.executable, "-c", STARTS_WHAT_FOLLOWS, "torch.distributed.run"]
 WITHIN_S = 10.0
@@ -66,9 +68,50 @@ def test_a_training_ends_with_the_command_that_started_it(
 def test_a_training_that_another_program_started_is_left_alone(
     tmp_path: Path, name: str, command: str
 ) -> None:
-    with started(tmp_path, name, command, []) as (_, training, said):
+    with started(tmp_path, name, command, []) as (launcher, training, said):
         assert said == ["False", "False", "1"]
-        assert training.is_running()
+        launcher.kill()
+        launcher.wait(WITHIN_S)
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        launcher.stdin.write("still there\n")
+        launcher.stdin.flush()
+        assert launcher.stdout.readline() == "still there\n"
+        training.kill()
+
+
+def test_a_command_that_ended_before_the_training_was_ready_ends_it(tmp_path: Path) -> None:
+    slow = TRAINING.replace(
+        "print(", "find_launcher()\nprint('looked', flush=True)\nsys.stdin.readline()\nprint("
+    )
+    slow = slow.replace("import end_with_launcher", "import end_with_launcher, find_launcher")
+    script = tmp_path / "swift"
+    script.write_text(STARTS_WHAT_FOLLOWS)
+    words = [
+        sys.executable,
+        str(script),
+        "rlhf",
+        sys.executable,
+        "-c",
+        f"import os\nprint(os.getpid())\n{slow}",
+    ]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        training = psutil.Process(int(launcher.stdout.readline()))
+        assert launcher.stdout.readline() == "looked\n"
+        launcher.kill()
+        launcher.wait(WITHIN_S)
+        launcher.stdin.write("go on\n")
+        launcher.stdin.flush()
+        training.wait(WITHIN_S)
+
+
+def test_without_pidfds_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(launcher_watch, "_words", lambda process: ["swift", "rlhf"])
+    monkeypatch.setattr(launcher_watch, "_found", {})
+    assert launcher_watch.end_with_launcher() is False
 
 
 @pytest.mark.parametrize(

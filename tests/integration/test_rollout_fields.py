@@ -18,6 +18,7 @@ from swift_rlx.integration.rollout_fields import (
     ONLY_ASYNC,
     RolloutFields,
     device_ids,
+    refuse_missing_engine,
     resolve_rollout,
     visible_devices,
 )
@@ -154,10 +155,22 @@ def test_a_path_that_leads_to_no_function_is_refused(path: str, reason: str) -> 
 def test_what_the_workers_would_import_is_not_imported_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "engine_of_mine.py").write_text("def create(spec): ...\n")
-    monkeypatch.chdir(tmp_path)  # where workers are started, and so import from
+    (tmp_path / "engine_of_mine.py").write_text("print('loading')\ndef create(spec): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
     assert resolved(rollout_backend="engine_of_mine:create").rollout_backend == "engine_of_mine:create"
     assert "engine_of_mine" not in sys.modules
+
+
+def test_an_engine_is_found_beside_a_plugin_file_and_not_in_the_folder_where_the_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the worker: it has the module path of the trainer, a script of another folder."""
+    (tmp_path / "engine_of_hers.py").write_text("def create(spec): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    with pytest.raises(ConfigError, match="No module named 'engine_of_hers'; give MODULE:FUNCTION"):
+        refuse_missing_engine("--rollout_backend", "engine_of_hers:create")
+    refuse_missing_engine("--rollout_backend", "engine_of_hers:create", [str(tmp_path / "plugin.py")])
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ def written() -> Iterator[io.StringIO]:
     [handler] = [one for one in get_logger().handlers if type(one) is logging.StreamHandler]
     before = handler.setStream(stream)
     OURS.handlers.clear()
+    get_logger().setLevel(logging.INFO)
     yield stream
     handler.setStream(before)
     OURS.handlers[:] = kept[0]

@@ -4,6 +4,7 @@ import pytest
 
 from swift_rlx.cli.reward_serve import MS_SWIFT_REWARDS
 from swift_rlx.errors import PluginError
+from swift_rlx.integration.stock_reward_names import stock_reward_names
 from swift_rlx.reward_service import Row
 from swift_rlx.reward_service.source_text import parse_source
 from swift_rlx.reward_service.sources import ServedReward, find_loader, reward_finder
@@ -43,4 +44,13 @@ def test_a_name_that_nobody_offers_is_refused_with_those_of_ms_swift() -> None:
 def test_what_a_plugin_file_registered_needs_no_ms_swift(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(REWARDS, "_registered", {})
     register_reward("of_a_file")(lambda completion: 2.0)
-    assert reward_finder("no_such_module:find")("of_a_file").target("") == 2.0
+    assert reward_finder("no_such_module:find", ["format"])("of_a_file").target("") == 2.0
+
+
+def test_a_name_of_ms_swift_that_a_plugin_file_offers_too_is_refused_as_in_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(REWARDS, "_registered", dict(REWARDS._registered))
+    register_reward("format")(lambda completion: 2.0)
+    with pytest.raises(PluginError, match=r"'format' is offered by .*ms-swift"):
+        reward_finder(MS_SWIFT_REWARDS, stock_reward_names())("format")

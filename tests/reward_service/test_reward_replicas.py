@@ -38,6 +38,34 @@ def test_a_replica_that_failed_is_tried_by_one_call_at_a_time_and_then_asked_as_
     assert known.answered(a, "v1") is False
 
 
+def test_when_there_is_no_time_left_a_replica_that_failed_is_not_tried() -> None:
+    now_s = [0.0]
+    known = two_replicas(now_s)
+    a, b = known.all
+    assert known.pick("v1") is a
+    known.failed(a)
+    now_s[0] = 50.0
+    assert [known.pick("v1", is_late=True) for _ in range(2)] == [b, b]
+    known.failed(b)
+    known.failed(b)
+    now_s[0] = 100.0
+    assert known.pick("v1", is_late=True) is None
+    assert known.pick("v1") is a
+
+
+def test_a_replica_that_comes_back_with_another_version_is_told_of() -> None:
+    known = two_replicas([0.0])
+    a, _ = known.all
+    for _ in range(2):
+        a.rests_until_s = 0.0
+        assert known.pick("v1") is not None
+        known.failed(a)
+    a.inflight = 1
+    assert known.serves_another(a, "v2") is True
+    a.inflight = 1
+    assert known.serves_another(a, "v2") is False
+
+
 def test_where_nobody_is_busy_the_one_that_did_not_fail_is_asked() -> None:
     now_s = [0.0]
     known = two_replicas(now_s)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -127,7 +126,5 @@ def test_workers_do_not_outlive_a_service_that_is_killed(service, tmp_path: Path
         return left
 
     left = asyncio.run(asyncio.wait_for(hang(), 100))
-    begin_s = time.monotonic()
     assert left
     assert left_after(left, 60) == []
-    assert time.monotonic() - begin_s < 60

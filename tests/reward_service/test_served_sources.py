@@ -28,6 +28,13 @@ def without_version(completion: str, **columns) -> float:
 """
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plugin file registers, and its folder on the module path, are of one test alone."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(REWARDS, "_registered", dict(REWARDS._registered))
+
+
 @register_reward("served_length", version="2")
 def served_length(completion: str, **columns: object) -> float:
     if completion == "bad":
@@ -182,8 +189,7 @@ def test_a_plugin_file_that_fails_is_named_with_the_line(tmp_path, text, words):
         build(setup)
 
 
-def test_a_plugin_file_imports_its_neighbors_as_in_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_a_plugin_file_imports_its_neighbors_as_in_training(tmp_path):
     (tmp_path / "neighbor_of_plugin.py").write_text("SCORE = 5.0", encoding="utf-8")
     file = tmp_path / "with_neighbor.py"
     text = PLUGIN.replace("return 1.0", "return SCORE").replace("without_version", "with_neighbor")
@@ -200,8 +206,7 @@ class TakesArguments:
         return 0.0
 
 
-def test_a_reward_that_reads_settings_of_a_run_says_which(monkeypatch):
-    monkeypatch.setattr(REWARDS, "_registered", {})
+def test_a_reward_that_reads_settings_of_a_run_says_which():
     register_reward("needs_run", version="1")(TakesArguments)
     with pytest.raises(
         PluginError, match=r"^reward 'needs_run' \(.*\) reads the setting --max_completion_length of a run"
@@ -218,8 +223,22 @@ class DoesWithout:
         return float(self.limit)
 
 
-def test_a_reward_that_can_do_without_settings_of_a_run_is_served(monkeypatch):
-    monkeypatch.setattr(REWARDS, "_registered", {})
+class LacksClient:
+    def __init__(self, args=None):
+        self.client = None
+        self.client.open()
+
+    def __call__(self, completion, **columns):
+        return 0.0
+
+
+def test_a_class_that_fails_without_reading_a_setting_says_how():
+    register_reward("lacks_client", version="1")(LacksClient)
+    with pytest.raises(PluginError, match=r"AttributeError: 'NoneType' object has no attribute 'open'"):
+        served("lacks_client")
+
+
+def test_a_reward_that_can_do_without_settings_of_a_run_is_served():
     register_reward("does_without", version="1")(DoesWithout)
     assert served("does_without").score([Row("a")]).scores == [80.0]
 

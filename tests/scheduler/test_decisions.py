@@ -153,15 +153,16 @@ def test_workers_that_were_readmitted_and_have_not_answered_are_not_well():
     assert not routes.is_none_well
 
 
-def test_a_suspect_has_a_worker_to_itself_that_has_shown_itself_well_before():
+def test_a_suspect_gets_a_worker_that_has_shown_itself_well_and_nobody_after_it_until_it_is_cleared():
     routes = router(4, 4)
     one, other = routes.workers
     suspect = Load(1, is_suspect=True)
     assert names(*(routes.reserve(suspect, proven=True) for _ in range(3))) == ["worker-0", "worker-1", None]
     assert routes.reserve(Load(1)) is None
-    assert routes.cleared(one, suspect) == Load(1)
-    assert routes.reserve(Load(1)) is one
-    assert routes.reserve(suspect) is None
+    routes.told(one, is_first=True)
+    routes.cleared(one)
+    assert routes.reserve(Load(1, is_suspect=True, is_alone=True)) is None
+    assert routes.reserve(suspect) is one
     routes.release(other, suspect)
     routes.failed(other, is_dead=True)
     routes.readmit(other)
@@ -207,10 +208,10 @@ def test_what_no_worker_will_do_is_not_tried_again(error):
     assert RetryPolicy(2, Limits(10.0, 4.0, 3.0, 1.0)).wait_s(1, error("x"), chance=0.0) is None
 
 
-def test_each_attempt_has_twice_the_time():
+def test_who_was_too_late_has_twice_the_time():
     policy = RetryPolicy(2, Limits(10.0, 4.0, 3.0, 1.0))
-    assert policy.limits_of(1) == Limits(10.0, 4.0, 3.0, 1.0)
-    assert policy.limits_of(3) == Limits(40.0, 16.0, 12.0, 1.0)
+    assert policy.limits_of(0) == Limits(10.0, 4.0, 3.0, 1.0)
+    assert policy.limits_of(2) == Limits(40.0, 16.0, 12.0, 1.0)
 
 
 def test_every_slot_may_fail_once_and_be_tried_again_at_once():

@@ -267,9 +267,9 @@ def test_a_directory_that_is_not_whole_is_refused(tmp_path, spoil):
 
 def test_another_format_is_refused(tmp_path):
     save_state(snapshot_of_a_small_run()[0], tmp_path)
-    plain = json.loads((tmp_path / "state.json").read_text(encoding="utf-8")) | {"format": 2}
+    plain = json.loads((tmp_path / "state.json").read_text(encoding="utf-8")) | {"format": 3}
     (tmp_path / "state.json").write_text(json.dumps(plain), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="has format 2, and this version reads 1"):
+    with pytest.raises(CheckpointError, match="has format 3, and this version reads 2"):
         load_state(tmp_path)
 
 

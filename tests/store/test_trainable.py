@@ -60,6 +60,8 @@ def test_sizes_count_scored_members_and_lengths_belong_to_the_groups(tmp_path):
     assert groups.num_rows == 2
     assert groups.lengths().tolist() == [[5, 5, 5], [6, 6, 6]]
     assert groups.left_out["too few scored"] == 1
+    with pytest.raises(KeyError):
+        groups.group(17)
 
 
 def test_a_completion_without_a_token_that_trains_does_not_count(tmp_path):
@@ -79,8 +81,6 @@ def test_a_completion_without_a_token_that_trains_does_not_count(tmp_path):
     [too_even] = [masked(4, every, every, nothing)]
     with pytest.raises(StoreError, match="1 too little spread"):
         groups_of(filled(tmp_path / "t", [too_even]), min_spread=0.6)
-    with pytest.raises(KeyError):
-        groups.group(17)
 
 
 def test_missing_log_probs_of_unscored_members_and_of_other_groups_are_not_missed(tmp_path):

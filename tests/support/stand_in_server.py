@@ -84,6 +84,8 @@ class StandIn:
     """
 
     max_model_len = MAX_MODEL_LEN
+    engine_has_ended = False
+    """The server still listens, as it does for some time."""
 
     def __init__(
         self,

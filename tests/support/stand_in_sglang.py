@@ -56,7 +56,7 @@ class StandInSglang(StandIn):
         self.label = DEFAULT
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=503 if self.engine_has_ended else 200)
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": "tiny", "owned_by": "sglang", "root": "tiny", "max_model_len": self.max_model_len}

@@ -61,7 +61,7 @@ class StandInVllm(StandIn):
         self._directory = ""
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=503 if self.engine_has_ended else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lora = "# HELP vllm:lora_requests_info Running stats on lora requests.\n"

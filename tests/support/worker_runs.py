@@ -15,6 +15,8 @@ from swift_rlx.types import Prompt, SamplingParams
 
 FAKE = "swift_rlx.testing.fake_engine:create"
 PROBE_IDS = np.arange(8, dtype=np.int32)
+LIMIT_S = 60.0
+"""For what a test does with a worker."""
 
 
 def spec(folder: Path, **options) -> EngineSpec:
@@ -76,7 +78,7 @@ def run(backend, body):
     async def main():
         try:
             await backend.start()
-            return await asyncio.wait_for(body(), 20)
+            return await asyncio.wait_for(body(), LIMIT_S)
         finally:
             await backend.close()
 

@@ -1,7 +1,6 @@
 """Faults of the pipeline's parts under a real run."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +21,6 @@ def test_an_engine_that_cannot_start_ends_the_run_with_its_words(
 ) -> None:
     from swift_rlx.errors import RlxError
 
-    begin = time.monotonic()
     with pytest.raises(RlxError, match="not EngineSpec"):
         pipeline_runs.train(tiny_model, rows, tmp_path / "out", rollout_backend="json:loads", max_steps=2)
-    assert time.monotonic() - begin < 60
     assert not any(thread.name == "rollout" for thread in threading.enumerate())
