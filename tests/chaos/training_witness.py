@@ -129,9 +129,9 @@ def watch_workers() -> None:
             note("sent", worker=worker.name)
         return worker
 
-    def ended(self: Any, worker: Any, load: Any) -> None:
+    def ended(self: Any, worker: Any, *args: Any, **options: Any) -> None:
         note("ended", worker=worker.name)
-        release(self, worker, load)
+        release(self, worker, *args, **options)
 
     HostedProcess._fail = lost  # type: ignore[method-assign]
     Router.reserve, Router.release = sent, ended  # type: ignore[method-assign]
