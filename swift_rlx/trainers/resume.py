@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 import swift_rlx
 from swift_rlx.errors import CheckpointError
+from swift_rlx.integration.checkpoint_files import last_complete, refuse_incomplete
 from swift_rlx.trainers.batch import RLXBatch
 from swift_rlx.trainers.epoch_sampler import EpochSampler
 from swift_rlx.trainers.tensor_file import load_tree, save_tree
@@ -166,6 +167,17 @@ class ResumeMixin:
         }
 
     # --- load ----------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; True: from the last complete checkpoint of `output_dir`.
+
+        Raises CheckpointError for an incomplete one, before the first file of it is loaded.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(last_complete(self.args.output_dir) or "") or True
+        if isinstance(resume_from_checkpoint, (str, os.PathLike)) and not self.args.resume_only_model:
+            refuse_incomplete(str(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # The Trainer calls this once per resumed run, after it skipped the trained rows and before the first step.

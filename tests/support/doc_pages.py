@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from checkpoint_stubs import stub
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LANGUAGES = ("en", "zh")
 
@@ -69,8 +71,7 @@ def parser() -> Callable[[list[str]], Any]:
 
 def without_downloads(words: list[str], model: Path, data: Path, output: Path) -> list[str]:
     """The words of a command with a tiny model, local data and a local folder for what they name."""
-    output.mkdir(exist_ok=True)
-    (output / "adapter_config.json").write_text("{}", encoding="utf-8")  # what makes it a LoRA checkpoint
+    stub(output)
     local = {
         "--model": str(model),
         "--dataset": str(data),
