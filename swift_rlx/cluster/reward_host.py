@@ -5,6 +5,7 @@ So a reward may set alarms, as math-verify does. It ends with its channel, and w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -58,12 +59,14 @@ class RewardHost:
 
 
 def serve(connection: socket.socket) -> None:
-    """Until the other side is gone."""
+    """Until the other side is gone; a trainer that is killed resets the connection, with a question half asked."""
     host = RewardHost()
-    with connection.makefile("rb") as stream:
+    with contextlib.suppress(ConnectionError), connection.makefile("rb") as stream:
         while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
             (length,) = _LENGTH.unpack(head)
-            answer = host.answer(TO_SCORER.decode(stream.read(length)))
+            if len(question := stream.read(length)) < length:
+                return
+            answer = host.answer(TO_SCORER.decode(question))
             if answer is not None:
                 data = encode_for_scorer(answer)
                 connection.sendall(_LENGTH.pack(len(data)) + data)

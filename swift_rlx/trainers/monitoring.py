@@ -3,7 +3,9 @@
 Rank 0 alone has a monitor, from the start of the pipeline to its end.
 """
 
+import contextlib
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,6 +16,7 @@ import torch
 from swift.utils import get_logger
 from transformers import TrainerCallback
 
+from swift_rlx.errors import RlxError
 from swift_rlx.monitors import COLUMNS, Monitor, Phase, RolloutPlan, version_columns
 from swift_rlx.types import TrainBatch
 
@@ -39,6 +42,8 @@ class MonitoringMixin:
     _columns: list[dict[str, Any]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._telling = threading.Lock()
+        self._told: Monitor | None = None
         super().__init__(*args, **kwargs)
         self.add_callback(_StepCallback(self))
 
@@ -66,7 +71,22 @@ class MonitoringMixin:
             if monitor is not None:
                 monitor.close()
         if monitor is not None and pipeline is not None:
-            for line in monitor.summary(pipeline.thread.statistics()).splitlines():
+            self._tell(monitor, pipeline)
+
+    def tell_summary(self) -> None:
+        """Log the lines of the end now, from any thread; not again then. Nothing where no pipeline runs."""
+        monitor, pipeline = self.monitor, self.pipeline
+        if monitor is not None and pipeline is not None:
+            with contextlib.suppress(RlxError):  # the pipeline ends at this moment, which tells the lines
+                self._tell(monitor, pipeline)
+
+    def _tell(self, monitor: Monitor, pipeline: Any) -> None:
+        with self._telling:
+            if self._told is monitor:
+                return
+            lines = monitor.summary(pipeline.thread.statistics()).splitlines()
+            self._told = monitor
+            for line in lines:
                 logger.info(line)
 
     # --- what the main thread does -------------------------------------------------------------------------------

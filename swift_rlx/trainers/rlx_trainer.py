@@ -14,10 +14,12 @@ from swift_rlx.trainers.monitoring import MonitoringMixin
 from swift_rlx.trainers.policy_gradient import PolicyGradientTrainer
 from swift_rlx.trainers.process_group import ProcessGroupMixin
 from swift_rlx.trainers.resume import ResumeMixin
+from swift_rlx.trainers.stopping import StoppingMixin
 from swift_rlx.trainers.stored_training import StoredTrainingMixin
 
 
 class RLXTrainer(
+    StoppingMixin,
     ProcessGroupMixin,
     StoredTrainingMixin,
     MonitoringMixin,

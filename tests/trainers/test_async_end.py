@@ -1,7 +1,8 @@
-"""However the command ends, no process and nothing in shared memory is left."""
+"""However the command ends, no process and no shared memory is left; Ctrl-C and SIGTERM say how to go on."""
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,6 +14,8 @@ import psutil
 import pytest
 import runs
 from descendants import descendants, left_after
+
+from swift_rlx.integration.checkpoint_files import missing_part
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 LEFT_AFTER_S = 10.0
@@ -54,6 +57,8 @@ def test_nothing_is_left(
         **pipeline_runs.ASYNC,
         "rollout_workers": 2,
         "max_steps": 100_000,
+        "save_strategy": "steps",
+        "save_steps": 2,
     }
     command = runs.command(runs.arguments(tiny_model, write_rows(64), output, **options))
     with (tmp_path / "log").open("wb") as log:
@@ -81,3 +86,17 @@ def test_nothing_is_left(
     assert not left_after(family, LEFT_AFTER_S)
     assert not [name for name in shared_memory() if name in mine]
     process.wait(10)
+    said = (tmp_path / "log").read_text(encoding="utf-8")
+    assert "ConnectionResetError" not in said
+    if how is not signal.SIGKILL:
+        assert_tells_how_to_go_on(said, "Ctrl-C" if how is signal.SIGINT else "SIGTERM")
+
+
+def assert_tells_how_to_go_on(said: str, stopped_by: str) -> None:
+    found = re.findall(
+        rf"swift-rlx: stopped by {stopped_by} after step \d+; to go on, give the same command with"
+        r" --resume_from_checkpoint (\S+), the last complete one",
+        said,
+    )
+    assert len(found) == 1
+    assert missing_part(found[0]) is None
