@@ -22,6 +22,9 @@ BUSY = 0.9
 SLOTS_FULL = 0.8
 """Share of the slots in use from which on a lack of slots holds up the rollouts."""
 NOTABLE_WASTE = 0.05
+FEWEST_STEPS = WARM_UP_STEPS + 5
+"""Of a run that is judged. The waits of fewer are those of the start: for the first answers, and for places that the
+bound opens one step after the other."""
 AWAY = 0.5
 """Share of the trainer's waiting from which on it is for workers that are out."""
 
@@ -52,7 +55,7 @@ class Verdict:
 
 def judge(totals: RunTotals, plan: RolloutPlan) -> Verdict | None:
     """None for a run that is too short to say."""
-    if totals.steps <= WARM_UP_STEPS or totals.wall_s <= 0:
+    if totals.steps < FEWEST_STEPS or totals.wall_s <= 0:
         return None
     lost = {phase: totals.share(phase) for phase in Phase if phase is not Phase.TRAIN}
     rest = max(1.0 - totals.share(Phase.TRAIN) - sum(lost.values()), 0.0)
@@ -155,7 +158,7 @@ def summary_line(totals: RunTotals, plan: RolloutPlan) -> str:
     steps = _count(totals.steps, "step")
     verdict = judge(totals, plan)
     if verdict is None:
-        return f"rollout: {steps}, too few to say what limits the run"
+        return f"rollout: {steps}, too few to say what limits the run, which takes {FEWEST_STEPS}"
     advice = [verdict.advice]
     if (second := _second_advice(totals, plan, verdict.advice)) is not None:
         advice.append(second)

@@ -170,11 +170,15 @@ def test_the_line_has_the_numbers_that_the_verdict_rests_on():
     )
 
 
-@pytest.mark.parametrize(("steps", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
+@pytest.mark.parametrize(("steps", "text"), [(0, "0 steps"), (1, "1 step"), (6, "6 steps")])
 def test_a_run_that_is_too_short_says_so(steps, text):
-    assert (
-        summary_line(RunTotals(steps=steps), PLAN) == f"rollout: {text}, too few to say what limits the run"
-    )
+    said = f"rollout: {text}, too few to say what limits the run, which takes 7"
+    assert summary_line(RunTotals(steps=steps), PLAN) == said
+    assert summary_line(totals(wait=0.4, steps=steps), PLAN) == said
+
+
+def test_seven_steps_are_judged():
+    assert "limited by the staleness bound" in summary_line(totals(wait=0.4, steps=7), PLAN)
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=len(Fate), max_size=len(Fate)))

@@ -15,12 +15,12 @@ import runs
 from swift_rlx.backends import WeightUpdate
 from swift_rlx.monitors import COLUMNS, METRICS, Phase, read_timeline
 
-STEPS = 5
+STEPS = 7
 
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory):
-    """A run of five steps, with evaluation and a checkpoint: its output directory and its log records."""
+    """A run of seven steps, with evaluation and a checkpoint: its output directory and its log records."""
     folder = tmp_path_factory.mktemp("monitoring")
     data = folder / "rows.jsonl"
     rows = [{"messages": [{"role": "user", "content": f"Say {row}"}], "row": row} for row in range(16)]
@@ -80,7 +80,7 @@ def test_the_advice_is_about_what_the_workers_can_and_not_about_auto(tmp_path):
     trainer = Trainer()
     monitor, now_s = trainer.start_monitor(tmp_path, 1, None), time.monotonic()
     trainer._start_pipeline()
-    for step in range(1, 6):
+    for step in range(1, 9):
         monitor.trained(now_s + 10 * step, now_s + 10 * step + 8, step, Phase.WAIT)
         monitor.trained(now_s + 10 * step + 8, now_s + 10 * step + 10, step)
     summary = monitor.summary(trainer.pipeline.thread.statistics())
