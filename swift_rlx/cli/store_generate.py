@@ -87,17 +87,12 @@ def _check_numbers(options: argparse.Namespace) -> None:
 def _check_backend(wanted: str) -> None:
     """Raise `ConfigError` for a backend that is not installed; reads metadata and imports no engine."""
     from swift_rlx.backends import BACKENDS
-    from swift_rlx.backends.vllm_contract import INSTALL, installed_version
     from swift_rlx.integration.rollout_fields import refuse_missing_engine
 
     names = ("auto", *BACKENDS.names())
     if wanted not in names and ":" not in wanted:
         raise ConfigError(f"--backend {wanted} is not installed; use one of {', '.join(names)}")
     refuse_missing_engine("--backend", wanted)
-    if wanted == "vllm" and installed_version() is None:
-        raise ConfigError(
-            f"--backend vllm is refused: vLLM is not installed; {INSTALL}, or use --backend transformers"
-        )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from swift_rlx.backends import BACKENDS
+from swift_rlx.backends import BACKENDS, vllm_contract
 from swift_rlx.backends.engine import why_not_there
 from swift_rlx.backends.remote_endpoint import parse_endpoints
 from swift_rlx.errors import ConfigError
@@ -194,10 +194,15 @@ def resolve_rollout(values: Any, defaults: dict[str, Any]) -> None:
 
 
 def refuse_missing_engine(flag: str, name: str, plugins: Sequence[str] = ()) -> None:
-    """Raise ConfigError for a "module:function" that leads nowhere. A registered name is looked up by its worker.
+    """Raise ConfigError for vLLM where it is not installed, and for a "module:function" that leads nowhere.
 
-    `plugins`: files that ms-swift imports later on, and whose folders it puts on the module path then.
+    Imports no engine here. Another registered name is looked up by its worker. `plugins`: files that ms-swift imports
+    later on, and whose folders it puts on the module path then.
     """
+    if name == "vllm" and vllm_contract.installed_version() is None:
+        raise ConfigError(
+            f"{flag} vllm is refused: vLLM is not installed; {vllm_contract.INSTALL}, or use {flag} transformers"
+        )
     if ":" not in name:
         return
     folders = [os.path.dirname(os.path.abspath(os.path.expanduser(file))) for file in plugins]

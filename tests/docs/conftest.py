@@ -28,3 +28,9 @@ def rollout_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(kept)
+
+
+@pytest.fixture(autouse=True)
+def _vllm_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the pages are for machines with it."""
+    monkeypatch.setattr("swift_rlx.backends.vllm_contract.installed_version", lambda: "0.32.0")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from runs import arguments
 
-from swift_rlx.backends import BACKENDS
+from swift_rlx.backends import BACKENDS, vllm_contract
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.rollout_fields import (
     BOUNDS,
@@ -171,6 +171,18 @@ def test_an_engine_is_found_beside_a_plugin_file_and_not_in_the_folder_where_the
     with pytest.raises(ConfigError, match="No module named 'engine_of_hers'; give MODULE:FUNCTION"):
         refuse_missing_engine("--rollout_backend", "engine_of_hers:create")
     refuse_missing_engine("--rollout_backend", "engine_of_hers:create", [str(tmp_path / "plugin.py")])
+
+
+def test_vllm_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_contract, "installed_version", lambda: "0.32.0")
+    assert resolved(rollout_backend="vllm").rollout_backend == "vllm"
+    monkeypatch.setattr(vllm_contract, "installed_version", lambda: None)
+    with pytest.raises(
+        ConfigError,
+        match=r"--rollout_backend vllm is refused: vLLM is not installed; pip install 'swift-rlx\[vllm\]', or use"
+        r" --rollout_backend transformers$",
+    ):
+        resolved(rollout_backend="vllm")
 
 
 @pytest.mark.parametrize(

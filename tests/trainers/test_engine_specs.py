@@ -8,7 +8,7 @@ import pipeline_runs
 import pytest
 import runs
 
-from swift_rlx.backends import WeightKind
+from swift_rlx.backends import WeightKind, vllm_contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -33,6 +33,7 @@ def plan_of(
             raise Planned
 
         monkeypatch.setattr(pipeline_plan, "_pipeline", end)
+        monkeypatch.setattr(vllm_contract, "installed_version", lambda: "0.32.0")
         options = {"rollout_backend": "vllm"} | changes
         with pytest.raises(Planned):
             pipeline_runs.train(tiny_model, write_rows(rows), tmp_path / "out", **options)
