@@ -27,6 +27,7 @@ COLUMNS = (
     f"{'steps/h':>8}{'busy':>7}{'staleness':>11}{'max':>5}{'in mask':>9}{'over age':>10}{'lost':>7}{'tail':>7}"
     f"{'its mask':>10}"
 )
+MOST_SEEDS = 100
 FILL_COLUMNS = f"{'stored/h':>10}{'from store':>12}{'of tail':>9}"
 
 
@@ -82,9 +83,11 @@ def run(options: argparse.Namespace) -> int:
     """Print a table."""
     _refuse_what_has_no_effect(options)
     if options.table:
-        if options.seeds < 1:
-            raise ConfigError(f"--seeds {options.seeds} is refused: use at least 1")
-        _print_scheduling_table(options.steps, options.seeds)
+        if not 1 <= options.seeds <= MOST_SEEDS:
+            limit = "at least 1" if options.seeds < 1 else f"at most {MOST_SEEDS}"
+            raise ConfigError(f"--seeds {options.seeds} is refused: use {limit}")
+        with _named_by_flag():
+            _print_scheduling_table(options.steps, options.seeds)
         return 0
     from swift_rlx.simulation import simulate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from swift_rlx.backends.base import WeightUpdate
@@ -17,6 +18,13 @@ WARM_UP_STEPS = 2
 
 MOST = 1e6
 """Of a time in seconds, and of tokens a second."""
+MOST_ANSWERS = 200_000
+"""Of a run with few workers; some thousand are simulated in a second."""
+MOST_MEAN_S = 1e4
+"""Of an answer's latency; it has `tokens_per_s` tokens a second."""
+MOST_WORKERS = 1000
+WORKERS_OF_AN_ANSWER = 128
+"""To look at so many for each answer takes as long as all the rest of it."""
 MOST_SIGMA = 4.0
 """Of a log-normal latency: the slowest of a thousand answers takes 200,000 times the median."""
 
@@ -58,8 +66,9 @@ class Setting:
         for name, most in (("sigma", MOST_SIGMA), ("publish_s", MOST), ("score_s", MOST)):
             if not 0 <= (value := getattr(self, name)) <= most:
                 raise ConfigError(f"{name} {value:g} is refused: it must be from 0 to {most:g}")
-        if self.workers < 1:
-            raise ConfigError(f"workers {self.workers} is refused: it must be at least 1")
+        if not 1 <= self.workers <= MOST_WORKERS:
+            limit = "at least 1" if self.workers < 1 else f"at most {MOST_WORKERS}"
+            raise ConfigError(f"workers {self.workers} is refused: it must be {limit}")
         if self.slots < self.workers:
             raise ConfigError(
                 f"slots {self.slots} on {self.workers} workers is refused: each worker needs at least one slot"
@@ -74,6 +83,32 @@ class Setting:
                 f"steps {self.steps} is refused: it must exceed the {WARM_UP_STEPS} of the warm-up"
             )
         self.rollout_config()
+        self._refuse_long_answers()
+        self._refuse_many_answers()
+
+    def _refuse_many_answers(self) -> None:
+        """Raise ConfigError for a run that would take longer to simulate than anybody waits."""
+        per_step = self.batch_groups * self.group_size
+        answers = MOST_ANSWERS * WORKERS_OF_AN_ANSWER // (WORKERS_OF_AN_ANSWER + self.workers)
+        most = answers // per_step - self.max_staleness
+        if self.steps > most:
+            name = "steps" if most > WARM_UP_STEPS else "group_size"
+            instead = f"use at most {most}" if name == "steps" else "lower it, or --batch-groups"
+            raise ConfigError(
+                f"{name} {getattr(self, name)} is refused: with {self.workers} worker(s) at most {answers:,} answers"
+                f" are simulated, {self.batch_groups} x {self.group_size} of them a step, up to"
+                f" {self.max_staleness} steps ahead; {instead}"
+            )
+
+    def _refuse_long_answers(self) -> None:
+        """Raise ConfigError for answers whose tokens would fill the memory."""
+        mean_s = self.generate_s * math.exp(self.sigma**2 / 2)
+        if mean_s > MOST_MEAN_S:
+            raise ConfigError(
+                f"generate_s {self.generate_s:g} is refused: with --sigma {self.sigma:g} an answer takes {mean_s:g} s"
+                f" on average, and at most {MOST_MEAN_S:g} is simulated; use at most"
+                f" {self.generate_s * MOST_MEAN_S / mean_s:.3g}"
+            )
 
     @property
     def fill_groups(self) -> int:

@@ -99,6 +99,31 @@ def test_the_comparison_prints_every_rule_in_six_cases(capsys):
             "--batches-per-step 3 is refused: it has to divide the 32 groups of a step",
         ),
         ("--steps", "2", "--steps 2 is refused: it must exceed the 2 of the warm-up"),
+        ("--workers", "100000", "--workers 100000 is refused: it must be at most 1000"),
+        (
+            "--steps",
+            "100000000",
+            "--steps 100000000 is refused: with 1 worker(s) at most 198,449 answers are"
+            " simulated, 32 x 1 of them a step, up to 2 steps ahead; use at most 6199",
+        ),
+        (
+            "--group-size",
+            "200",
+            "--steps 300 is refused: with 1 worker(s) at most 198,449 answers are"
+            " simulated, 32 x 200 of them a step, up to 2 steps ahead; use at most 29",
+        ),
+        (
+            "--group-size",
+            "10000",
+            "--group-size 10000 is refused: with 1 worker(s) at most 198,449 answers are"
+            " simulated, 32 x 10000 of them a step, up to 2 steps ahead; lower it, or --batch-groups",
+        ),
+        (
+            "--generate-s",
+            "1e6",
+            "--generate-s 1e+06 is refused: with --sigma 0.5 an answer takes 1.13315e+06 s on average, and at most"
+            " 10000 is simulated; use at most 8.82e+03",
+        ),
     ],
 )
 def test_a_setting_without_sense_is_one_sentence_that_begins_with_its_flag(capsys, flag, value, sentence):
@@ -108,8 +133,15 @@ def test_a_setting_without_sense_is_one_sentence_that_begins_with_its_flag(capsy
     assert not said.out
 
 
-def test_a_table_of_no_seeds_is_refused(capsys):
-    assert command_line.main(["simulate", "--table", "scheduling", "--seeds", "0"]) == 2
+@pytest.mark.parametrize(("seeds", "limit"), [("0", "at least 1"), ("100000", "at most 100")])
+def test_a_table_of_no_seeds_and_of_too_many_is_refused(seeds, limit, capsys):
+    assert command_line.main(["simulate", "--table", "scheduling", "--seeds", seeds]) == 2
+    assert capsys.readouterr().err == f"swift-rlx: error: --seeds {seeds} is refused: use {limit}\n"
+
+
+def test_a_table_of_too_many_steps_is_refused_by_the_name_of_the_flag(capsys):
+    assert command_line.main(["simulate", "--table", "scheduling", "--steps", "100000000"]) == 2
+    assert capsys.readouterr().err.startswith("swift-rlx: error: --steps 100000000 is refused: with 1 w")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,19 @@ def test_a_time_limit_works_in_virtual_time():
     assert run_virtual(main()) == pytest.approx(3600)
 
 
+@pytest.mark.parametrize("now_s", [1e6, 1e9])
+def test_timers_end_also_after_weeks_and_years(now_s):
+    """The resolution of asyncio's clock, 1e-9 s, is then less than the time's own."""
+
+    async def main():
+        await LoopClock().sleep(now_s)
+        for _ in range(3):
+            await LoopClock().sleep(0.7)
+        return LoopClock().now()
+
+    assert run_virtual(main()) == pytest.approx(now_s + 2.1)
+
+
 def test_a_deadlock_names_the_tasks_that_wait():
     async def main():
         await asyncio.Event().wait()
