@@ -6,6 +6,7 @@ Facts about ms-swift (4.5 and 4.6, `dataset/preprocessor/core.py` and `rl_core/d
 - Columns that bear the name of one of its own fields are taken for that field and reach no reward.
 """
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -67,11 +68,14 @@ class ReservedColumns:
     warnings: tuple[str, ...]
 
 
-def missing_columns(specs: Iterable[RewardSpec], available: Iterable[str]) -> str | None:
+def missing_columns(
+    specs: Iterable[RewardSpec], available: Iterable[str], has_response: bool = True
+) -> str | None:
     """A sentence for each reward that asks for columns which it will not get, joined; None where all is
     there.
 
-    available: names of the data set's columns after ms-swift has prepared it.
+    available: names of the data set's columns after ms-swift has prepared it. has_response: whether its messages end
+    with one of the assistant; where not, ms-swift took no column for it.
     """
     columns = sorted(set(available))
     reachable = (set(columns) - _SWALLOWED - _BREAKS.keys()) | SUPPLIED | SUPPLIED_IF_PRESENT
@@ -79,8 +83,8 @@ def missing_columns(specs: Iterable[RewardSpec], available: Iterable[str]) -> st
     for spec in specs:
         missing = [name for name in spec.required_columns if name not in reachable]
         if missing:
-            hints = "".join(f"; {_hint(name, columns)}" for name in missing)
             own = [name for name in columns if name != "dataset"]  # ms-swift adds that one to every data set
+            hints = "".join(f"; {_hint(name, own, has_response)}" for name in missing)
             sentences.append(f"{spec.label} needs columns {missing}, the data set has {own}{hints}")
     return "; ".join(sentences) or None
 
@@ -109,9 +113,17 @@ def reserved_columns(available: Iterable[str]) -> ReservedColumns:
     return ReservedColumns(tuple(errors), tuple(warnings))
 
 
-def _hint(name: str, columns: Sequence[str]) -> str:
+def _hint(name: str, columns: Sequence[str], has_response: bool) -> str:
     if name in _SWALLOWED or name in _BREAKS:
         return f"{name!r} is a field of ms-swift's own, so a column of that name reaches no reward: rename it"
+    of_ms_swift = SUPPLIED | SUPPLIED_IF_PRESENT | _SWALLOWED | _BREAKS.keys()
+    others = [one for one in columns if one not in of_ms_swift]
+    if name in _AS_RESPONSE and not has_response:
+        there = f", such as {' or '.join(map(repr, others))}" if others else ""
+        return (
+            f"the data set has no column {name!r}: let the reward read one that it has{there} ({name!r} is a name that"
+            " ms-swift takes for the assistant's response)"
+        )
     if name in _AS_RESPONSE:
         return (
             f"ms-swift takes a column {name!r} as the assistant's response: let the reward read another name "
@@ -127,7 +139,10 @@ def _hint(name: str, columns: Sequence[str]) -> str:
         )
     if name in _AS_MEDIA:
         return f"ms-swift renames a column {name!r}: let the reward read {_AS_MEDIA[name]!r}"
-    return f"a column of another name becomes {name!r} with {_rename('its name', name)}"
+    if not others:
+        return f"add it to the rows, or a column of another name becomes {name!r} with {_rename('its name', name)}"
+    [closest] = difflib.get_close_matches(name, others, n=1, cutoff=0.0)
+    return f"a column of another name, such as {closest!r}, becomes {name!r} with {_rename(closest, name)}"
 
 
 def _rename(old: str, new: str) -> str:

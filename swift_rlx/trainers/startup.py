@@ -127,11 +127,18 @@ def check_rows(dataset: Any, args: Any) -> None:
 def check_columns(dataset: Any, rewards: list[Any]) -> None:
     """Refuse a reward whose columns the data set lacks, and columns that would break training."""
     reserved = reserved_columns(dataset.column_names)
-    problems = [*reserved.errors, missing_columns([reward.spec for reward in rewards], dataset.column_names)]
+    specs, ends_answered = [reward.spec for reward in rewards], _has_response(dataset)
+    problems = [*reserved.errors, missing_columns(specs, dataset.column_names, ends_answered)]
     for problem in filter(None, problems):
         raise ConfigError(problem)
     for warning in reserved.warnings:
         logger.warning(warning)
+
+
+def _has_response(dataset: Any) -> bool:
+    """Whether the first row has an answer of the assistant, which ms-swift has made of a column or found there."""
+    messages = dataset[0].get("messages") or [{}] if len(dataset) else [{}]
+    return messages[-1].get("role") == "assistant"
 
 
 def log_plan(dataset: Any, args: Any, group_baseline: str) -> None:

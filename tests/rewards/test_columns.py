@@ -19,7 +19,36 @@ def test_a_missing_column_is_named_with_the_reward_and_what_there_is():
     assert sentence.startswith(
         "reward 'x' (pack 1.0) needs columns ['solution'], the data set has ['gold', 'messages']"
     )
-    assert """--columns '{"its name": "solution"}'""" in sentence
+    assert (
+        """a column of another name, such as 'gold', becomes 'solution' with --columns '{"gold": "solution"}'"""
+        in (sentence)
+    )
+
+
+def test_the_column_of_another_name_is_the_closest_that_is_there():
+    sentence = missing_columns([spec(lambda completion, solution: 0.0)], ["level", "messages", "solutions"])
+    assert """--columns '{"solutions": "solution"}'""" in sentence
+
+
+def test_where_there_is_nothing_to_rename_it_has_to_be_added():
+    sentence = missing_columns([spec(lambda completion, solution: 0.0)], ["messages", "dataset"])
+    assert (
+        """add it to the rows, or a column of another name becomes 'solution' with --columns '{"its name":"""
+        in sentence
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "there"), [(["messages", "gold", "level"], ", such as 'gold' or 'level'"), (["messages"], "")]
+)
+def test_a_name_that_ms_swift_takes_for_the_answer_is_not_named_where_nothing_was_taken(columns, there):
+    """Rows that end with the question: a column `answer_key` would be in them as their answer."""
+    sentence = missing_columns([spec(lambda completion, answer_key: 0.0)], columns, has_response=False)
+    assert (
+        f"; the data set has no column 'answer_key': let the reward read one that it has{there} (" in sentence
+    )
+    assert "--columns" not in sentence
+    assert "--columns" in missing_columns([spec(lambda completion, answer_key: 0.0)], columns)
 
 
 def test_every_reward_with_a_missing_column_is_named():
