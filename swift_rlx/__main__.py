@@ -63,6 +63,7 @@ def _run_rlhf(arguments: list[str]) -> None:
     reason = hooks.why_not_live("swift_rlx")
     if reason is not None:
         _refuse(reason)
+    sys.argv[1:] = arguments  # as `swift rlhf` has it: with the flags of a configuration file
     rlhf_main(arguments)
 
 

@@ -30,8 +30,9 @@ from swift_rlx.integration.engine_options import (
     refuse_replaced,
 )
 from swift_rlx.integration.fields import FIELD_DEFAULTS, FIELD_NAMES, RLXFields, adopt
+from swift_rlx.integration.flag_words import refuse_abbreviated, words_of_command
 from swift_rlx.integration.launcher_watch import end_with_launcher, find_launcher
-from swift_rlx.integration.model_path import refuse_missing_folder
+from swift_rlx.integration.model_path import refuse_folder_without_model, refuse_missing_folder
 from swift_rlx.integration.offline_plan import settle_offline
 from swift_rlx.integration.placement import settle_devices
 from swift_rlx.integration.rollout_servers import refuse_unfit_servers
@@ -132,6 +133,7 @@ def _become_ours(args: Any) -> None:
 
     end_with_launcher()
     show_in_log_of_run()
+    refuse_abbreviated(words_of_command(), [each.name for each in fields(args)], FIELD_NAMES)
     algorithm = resolve(args.rlhf_type)
     if args.rlhf_type == "reinforce_plus_plus":
         sys.stderr.write(
@@ -141,6 +143,7 @@ def _become_ours(args: Any) -> None:
     for flag in ("model", "ref_model"):
         if isinstance(model := getattr(args, flag), str):
             refuse_missing_folder(f"--{flag}", model)
+            refuse_folder_without_model(f"--{flag}", model)
     defaults = defaults_of(type(args))
     algorithm = settle_offline(args, algorithm, defaults)
     _fill_generation_batch(args)

@@ -14,6 +14,8 @@ from swift.utils import get_dist_setting, get_logger
 
 from swift_rlx.errors import ConfigError
 from swift_rlx.integration.algorithm_table import ALIASES, Algorithm
+from swift_rlx.integration.checkpoint_files import refuse_incomplete
+from swift_rlx.integration.data_files import check_data_files
 from swift_rlx.integration.reward_fields import check_ensemble
 
 logger = get_logger()
@@ -68,6 +70,11 @@ REFUSALS = (
         "log-probs are of softmax(logits / temperature), so it must be above 0; use for example 0.9",
     ),
     Refusal("num_iterations", lambda v: v < 1, "a generation batch is trained at least once; use 1 or more"),
+    Refusal(
+        "max_completion_length",
+        lambda v: v is not None and v < 1,
+        "a completion has at least one token; use 1 or more",
+    ),
     Refusal("num_generations_eval", lambda v: v is not None and v < 1, "use 1 or more"),
     Refusal("beta", lambda v: v is not None and v < 0, "it weighs a KL penalty; use 0 or more"),
     Refusal(
@@ -90,7 +97,6 @@ SUPPORT_FLAGS = {
 }
 
 
-DATA_FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".txt")
 INEXACT_RESUME = {
     "ignore_data_skip": "the epoch would begin again and its first prompts be trained twice",
     "sync_ref_model": "the mixed reference is not in the checkpoint, and the KL would be measured from another one",
@@ -100,7 +106,7 @@ INEXACT_RESUME = {
 def check_conflicts(args: Any, algorithm: Algorithm) -> None:
     """Refuse arguments of a run that cannot work with `algorithm`. Raises ConfigError, one sentence."""
     check_training_conflicts(args, algorithm)
-    _check_data_files(args)
+    check_data_files(args)
     if args.rlx_offline is None:
         _check_reward_source(args, algorithm)
     _check_resume(args, algorithm)
@@ -205,20 +211,6 @@ def check_reuse(args: Any) -> None:
         )
 
 
-def _check_data_files(args: Any) -> None:
-    """ms-swift takes the name of a file that is not there for the id of a data set and asks a hub for it."""
-    if not (args.dataset or args.cached_dataset):
-        raise ConfigError(
-            "there is nothing to train on: give --dataset, a file, a folder or the id of a data set"
-        )
-    for name in (*args.dataset, *args.val_dataset):
-        path = str(name).split("#")[0]
-        if path.endswith(DATA_FILES) and not os.path.exists(path):
-            raise ConfigError(
-                f"the data set {name} is no file here ({os.getcwd()}); give the path of one that exists"
-            )
-
-
 def _check_reward_source(args: Any, algorithm: Algorithm) -> None:
     uses_gym = bool(args.use_gym_env if args.use_gym_env is not None else args.gym_env)
     if not (args.reward_funcs or args.reward_model or uses_gym):
@@ -241,7 +233,11 @@ def _check_reward_source(args: Any, algorithm: Algorithm) -> None:
 
 
 def _check_resume(args: Any, algorithm: Algorithm) -> None:
-    if not args.resume_from_checkpoint or args.resume_only_model:
+    if not args.resume_from_checkpoint:
+        return
+    if args.resume_only_model:
+        if os.path.isdir(args.resume_from_checkpoint):
+            refuse_incomplete(args.resume_from_checkpoint, only_weights=True)
         return
     for flag, why in INEXACT_RESUME.items():
         if getattr(args, flag):
@@ -253,6 +249,7 @@ def _check_resume(args: Any, algorithm: Algorithm) -> None:
         raise ConfigError(
             f"--resume_from_checkpoint {args.resume_from_checkpoint} is no folder; give a checkpoint-N of the run"
         )
+    refuse_incomplete(args.resume_from_checkpoint)
     path = os.path.join(args.resume_from_checkpoint, "args.json")
     if not os.path.isfile(path):
         return

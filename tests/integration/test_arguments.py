@@ -143,6 +143,7 @@ REFUSED = [
     ({"resume_from_checkpoint": "no/such/folder"}, "--resume_from_checkpoint no/such/folder is no folder"),
     ({"reward_on_error": "None"}, "--reward_on_error got 'None'"),
     ({"num_iterations": 0}, "--num_iterations 0 cannot be used"),
+    ({"max_completion_length": 0}, "--max_completion_length 0 cannot be used with --rlhf_type rloo: a comp"),
     ({"num_generations_eval": 0}, "--num_generations_eval 0 cannot be used"),
     ({"beta": -0.1}, "--beta -0.1 cannot be used"),
     ({"epsilon": 0.0}, "--epsilon 0.0 cannot be used"),
