@@ -202,6 +202,7 @@ def _book_what_was_told_twice(monkeypatch):
     monkeypatch.setattr(drafts.DraftBook, "told", twice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [

@@ -247,6 +247,7 @@ def _generate_at_once_what_will_be_over_age(monkeypatch):
     monkeypatch.setattr(pickup.PickUp, "_must_wait", lambda self, step, picks_left, awaited: False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [

@@ -37,6 +37,7 @@ def test_with_too_few_slots_generation_is_the_limit():
     assert seen.steps_per_h == pytest.approx(3600 / 1.6, rel=0.02)
 
 
+@pytest.mark.slow
 def test_more_workers_give_more_slots():
     one, two = (simulate(replace(CONSTANT, slots=16 * count, workers=count)) for count in (1, 2))
     assert two.steps_per_h == pytest.approx(2 * one.steps_per_h, rel=0.05)
@@ -57,6 +58,7 @@ def test_what_a_group_lost_that_is_being_made_again_at_the_end_is_counted():
     assert seen.lost + seen.over_age == pytest.approx(over_age / (over_age + trained))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_case_is_strict_loses_nothing_and_is_as_fast_as_totals(case):
     train_s, sigma = case
@@ -78,6 +80,7 @@ def test_shaping_makes_tokens_younger_at_the_same_speed():
     assert shaped.in_mask >= full.in_mask - 0.005
 
 
+@pytest.mark.slow
 def test_more_pick_ups_a_step_let_more_tokens_train_at_the_same_speed():
     setting = replace(BASE, train_s=60.0, sigma=1.0, steps=60)
     whole, parts = simulate(setting), simulate(replace(setting, batches_per_step=8))
@@ -106,6 +109,7 @@ SCARCE = replace(CONSTANT, slots=24, max_staleness=4, batches_per_step=4)
 """Too few slots to feed the trainer, so that it waits for a part of each step."""
 
 
+@pytest.mark.slow
 def test_waits_are_filled_with_stored_batches_and_counted_apart():
     plain, filled = simulate(SCARCE), simulate(replace(SCARCE, fill_the_wait=True))
     assert plain.stored_steps_per_h == 0
@@ -117,6 +121,7 @@ def test_waits_are_filled_with_stored_batches_and_counted_apart():
     assert both == pytest.approx(3600 * filled.trainer_busy, rel=1e-9)  # a step takes a second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("picks", [1, 4])
 def test_filling_makes_no_token_older_and_costs_little_of_the_rate(picks):
     setting = replace(BASE, train_s=20.0, sigma=1.0, steps=60, batches_per_step=picks)
@@ -144,6 +149,7 @@ def test_what_was_over_age_trains_from_the_store_first():
     assert not store.has_batch  # each of the three has trained four times
 
 
+@pytest.mark.slow
 def test_the_same_setting_gives_the_same_outcome():
     assert simulate(replace(CONSTANT, sigma=1.0)) == simulate(replace(CONSTANT, sigma=1.0))
 

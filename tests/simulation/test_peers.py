@@ -41,6 +41,7 @@ def test_throwing_away_is_strict_and_never_trains_the_slowest(name, waste):
     assert seen.tail_share == 0
 
 
+@pytest.mark.slow
 def test_cancelling_wastes_what_was_seen_elsewhere():
     waste = {(20.0, 0.7): 0.33, (20.0, 1.0): 0.46, (20.0, 1.3): 0.55, (60.0, 0.7): 0.029, (60.0, 1.0): 0.176}
     for (train_s, sigma), expected in waste.items():
