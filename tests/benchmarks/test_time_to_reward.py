@@ -248,15 +248,23 @@ def test_the_benchmark_runs_ms_swift_trl_and_ours_on_the_same_task(tiny_model: P
         assert "0" in run["heldout_rewards"]
 
 
-def test_the_published_numbers_reach_the_goal_where_everybody_has_a_core_for_each_part() -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(OWN_CORE, (OWN_CORE,)), ("free", ("free 1", "free 2"))], ids=["own core", "free"]
+)
+def test_the_published_numbers_of_all_contestants_and_three_seeds_reach_the_goals(
+    kind: str, settings: tuple[str, ...]
+) -> None:
     published = json.loads((SCRIPT.parent / "results" / "time_to_reward.json").read_text(encoding="utf-8"))
-    rows = published["settings"][OWN_CORE]
-    means = {}
-    for name, least in {"stock": 3, "stock vllm": 3, "trl": 2, "ours vllm": 3}.items():
-        seconds = [run["to_reward_s"] for run in rows[name]["runs"].values()]
-        assert len(seconds) >= least
-        means[name] = sum(seconds) / len(seconds)
-        assert rows[name]["to_reward_s"]["mean"] == pytest.approx(means[name])
-    ours = means.pop("ours vllm")
-    assert published["speed_ups"][OWN_CORE] == pytest.approx(min(means.values()) / ours)
-    assert min(means.values()) / ours >= published["goals"]["speed_up"][OWN_CORE] == 1.5
+    best: dict[str, float] = {}
+    for setting in settings:
+        for name, row in published["settings"][setting].items():
+            seconds = [run["to_reward_s"] for run in row["runs"].values()]
+            assert len(seconds) == 3
+            mean = sum(seconds) / 3
+            assert row["to_reward_s"]["mean"] == pytest.approx(mean)
+            best[name] = min(mean, best.get(name, mean))
+    assert best.keys() == {"stock", "stock vllm", "trl", "ours vllm"}
+    ours = best.pop("ours vllm")
+    assert published["speed_ups"][kind] == pytest.approx(min(best.values()) / ours)
+    assert published["goals"]["speed_up"] == {OWN_CORE: 1.5, "free": 1.0}
+    assert min(best.values()) / ours >= published["goals"]["speed_up"][kind]
