@@ -27,7 +27,7 @@ KEY = os.environ["SWIFT_RLX_API_KEY"]
 FAULTS = {
     "500": Fault(500, b'{"error": "CUDA out of memory, with the key %s"}' % KEY.encode()),
     "hang": Fault(hangs=True),
-    "close": Fault(breaks_off=True, after=2),
+    "close": Fault(breaks_off=True, after=1),  # of one event or two, where the machine is fast
     "garbage": Fault(body=b'\x80\x04\x95{"text": 1, "meta_info": []'),
 }
 

@@ -56,7 +56,7 @@ def test_a_run_on_two_servers_outlives_all_that_they_can_do(
 ) -> None:
     other = tmp_path / "other"
     save_tiny_llama(other, seed=1)
-    task = Task(tiny_model, epochs=6, step_s=0.3)
+    task = Task(tiny_model, epochs=8, step_s=0.3)
     quick = [replace(fault, hold_s=2.0, is_judged_by_share=False) for fault in FAULTS if fault.kind != "hang"]
     with servers_of(task, tmp_path / "servers") as servers:
         run = SwiftRun(tmp_path / "run", task, options(servers), {VARIABLE: SECRET})
