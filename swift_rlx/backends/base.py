@@ -50,11 +50,9 @@ class Capabilities:
 class GenerationRequest:
     """One completion to be made. `request_id` is unique among the requests in flight.
 
-    `attempt`: how often it was sent, this time included, whether or not that counted against it.
-
-    `prefix`: the first tokens of the answer, from place 0 on, which an earlier attempt has sampled from weights that
-    are not newer than the worker's. `is_suspect`: workers died under it before, so a further death says nothing against
-    its worker.
+    `attempt`: how often it was sent, this time included, whether or not that counted against it. `prefix`: the first
+    tokens of the answer, from place 0 on, which an earlier attempt has sampled from weights that are not newer than the
+    worker's. `is_suspect`: workers died under it before, so a further death says nothing against its worker.
     """
 
     request_id: str

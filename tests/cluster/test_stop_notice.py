@@ -86,13 +86,15 @@ def test_a_forked_process_has_its_own_end():
     """As a data loader's worker, which is ended by SIGTERM."""
     process = started(
         """
+        reader, writer = os.pipe()
         with stop:
             child = os.fork()
             if not child:
+                os.write(writer, b"forked")
                 time.sleep(60)
                 os._exit(0)
             say("ready")
-            time.sleep(0.05)
+            os.read(reader, 6)
             os.kill(child, signal.SIGTERM)
             say(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
             time.sleep(0.1)
